@@ -68,7 +68,7 @@ class ConsoleOutput:
 
     def line(self, text: str, style: str = "") -> None:
         """Print one line without breaking it: a terminal wraps it, so that it can be copied whole."""
-        self._print_line(shown(text), style)
+        self._print_line(printable(text), style)
 
     def fields(self, fields: Sequence[tuple[str, str]]) -> None:
         """Print labels and values, indented. A long value continues below its beginning."""
@@ -76,7 +76,7 @@ class ConsoleOutput:
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         for label, value in fields:
-            grid.add_row(Text("  " + shown(label)), Text(shown(value)))
+            grid.add_row(Text("  " + printable(label)), Text(printable(value)))
         with self._console.capture() as capture:
             self._console.print(grid)
         for line in capture.get().splitlines():
@@ -86,7 +86,7 @@ class ConsoleOutput:
         """Print a table of any length. A row may lack its last cells. The layout is computed here, because
         rich takes half a millisecond for a row."""
         names = [column.name for column in columns]
-        cells = [[shown(cell) for cell in row.cells] for row in rows]
+        cells = [[printable(cell) for cell in row.cells] for row in rows]
         widths = [_width([names, *cells], at) for at in range(len(columns))]
         self._print_line(_laid_out(names, columns, widths), "bold")
         if self.is_terminal:
@@ -119,7 +119,7 @@ def _plain_console() -> Console:
     return Console(width=PLAIN_WIDTH, highlight=False, no_color=True, force_terminal=False)
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text on one line, with unprintable characters escaped."""
     if text.isprintable():
         return text
@@ -157,5 +157,5 @@ def progress(description: str, total: int) -> Iterator[Advance]:
     console = Console(stderr=True)
     # without redirect_stdout=False rich would print the results on standard error as well
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task(shown(description), total=total)
+        task = bar.add_task(printable(description), total=total)
         yield lambda size: bar.advance(task, size)

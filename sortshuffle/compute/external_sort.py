@@ -34,12 +34,11 @@ from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.payload.sort_memory import SortMemory
 from sortshuffle.reading.fetcher import Fetcher
-from sortshuffle.reading.gate import joined
+from sortshuffle.reading.gate import join_small
 from sortshuffle.reading.multi_pass import MultiPassMerge
 from sortshuffle.reading.spill import NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
-from sortshuffle.writing.clustering import joined as one_batch
-from sortshuffle.writing.clustering import owned
-from sortshuffle.writing.row_slices import size_of, sliced
+from sortshuffle.writing.clustering import concatenate, own
+from sortshuffle.writing.row_slices import size_of, slice_rows
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 
@@ -70,7 +69,7 @@ class ExternalSort:
         fetcher = Fetcher(self.payload, self.memory, 1, self.metrics)
         merge = MultiPassMerge(self.order, self.payload, fetcher, self.new_file)
         with closing(merge.merged(runs)) as merged:
-            yield from joined(merged)
+            yield from join_small(merged)
 
     def _spill_runs(self, batches: Iterable[pa.RecordBatch], held: _HeldRows) -> list[SpilledRun]:
         """Write all rows as runs and return these; return none if ``held`` has room for all rows."""
@@ -149,7 +148,7 @@ class _HeldRows:
     def gathered(self) -> pa.RecordBatch:
         """Hand over the rows as one batch. It stays charged here until `discard`."""
         batches, self._batches = self._batches, []
-        return one_batch(batches)
+        return concatenate(batches)
 
     def discard(self) -> None:
         self._batches.clear()
@@ -171,6 +170,6 @@ class _HeldRows:
 
 def _pieces(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
     """Cut batches to pieces of at most ``most`` bytes, or one larger row, that pin little other memory."""
-    for batch in joined(batches):
-        for piece in sliced(batch, most):
-            yield owned(piece)
+    for batch in join_small(batches):
+        for piece in slice_rows(batch, most):
+            yield own(piece)

@@ -47,7 +47,7 @@ class Fetcher:
         limit = self.budget.limit
         part = max(LEAST_PART, min(FETCH_BYTES // 2, limit // 2))
         small: list[Fetch] = []
-        for fetch in planned(channels, self.payload, min(FETCH_BYTES, limit // FETCHES_IN_BUDGET)):
+        for fetch in plan_fetches(channels, self.payload, min(FETCH_BYTES, limit // FETCHES_IN_BUDGET)):
             if self._memory(fetch) <= limit // 2:
                 small.append(fetch)
                 continue
@@ -105,7 +105,7 @@ class Fetcher:
         return fetch.run(self.payload, readers)
 
 
-def planned(
+def plan_fetches(
     channels: Iterable[InputChannel], payload: Payload, fetch_bytes: int
 ) -> Generator[Fetch, None, None]:
     """Yield fetches in the order of extents, each of one channel and up to ``fetch_bytes`` of memory."""

@@ -72,7 +72,7 @@ class InputGate:
                 yield batch
 
 
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join consecutive small batches until they are worth a call. Larger batches pass unchanged.
 
     Small batches come from small regions, or from many producers with few rows each.
@@ -104,7 +104,7 @@ def _is_worth_a_call(rows: int, size: int) -> bool:
 
 def _joining(batches: Batches) -> Batches:
     with closing(batches):
-        yield from joined(batches)
+        yield from join_small(batches)
 
 
 def _concatenate(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -36,7 +36,7 @@ from sortshuffle.reading.fetcher import Batches
 from sortshuffle.storage.files.extents import Extent, extents_of
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.writing.row_slices import sliced
+from sortshuffle.writing.row_slices import slice_rows
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
 """Makes the file of a pass, under a unique name, in a directory that has room."""
@@ -155,7 +155,7 @@ class SpillWriter:
         self._budget.charge(working)
         try:
             seconds = TaskMetrics().seconds  # dropped, because the whole time counts as merging
-            pieces = sliced(rows, self._size.buffer, attrgetter("nbytes"))
+            pieces = slice_rows(rows, self._size.buffer, attrgetter("nbytes"))
             buffers = [self._payload.encode(piece, seconds) for piece in pieces]
             self._writer.start_region()
             self._writer.write_extents([(0, buffers)])

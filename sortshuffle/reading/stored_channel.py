@@ -13,7 +13,7 @@ from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.files.extents import Extent, ExtentReader
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader
-from sortshuffle.storage.files.urls import mounted, retry
+from sortshuffle.storage.files.urls import mounted_file, retry
 from sortshuffle.storage.stored.stored_reader import StoredFileReader
 
 # Concurrent fetches of one consumer. Each waits 10 to 100 ms for a store, without using a processor. 16
@@ -43,13 +43,13 @@ class StoredInputChannel:
 
     @property
     def held_parts(self) -> int:
-        if mounted(self.file) is not None:
+        if mounted_file(self.file) is not None:
             return 1
         # The part in use, the next part, and the encrypted bytes of the next part
         return 2 if self.key is None else 3
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
-        local = mounted(self.file)
+        local = mounted_file(self.file)
         if local is not None:
             return retry(
                 lambda: PartitionedFileReader(local, self.file_id, self.writer, mounted=True, key=self.key)

@@ -44,7 +44,7 @@ from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_ta
 from sortshuffle.options import MIB
 from sortshuffle.storage.files.local_pair import IOV_MAX, LocalPair
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.urls import is_url, mounted
+from sortshuffle.storage.files.urls import is_url, mounted_file
 from sortshuffle.storage.stored.stored_pair import StoredPair
 
 PIECES_AT_ONCE = IOV_MAX  # most pieces for one append, as one write to a local file takes no more
@@ -347,5 +347,5 @@ class PartitionedFileWriter:
 def _new_pair(file: PartitionedFile, makes_directory: bool) -> NewPair:
     if not is_url(file.base):
         return LocalPair(file)
-    local = mounted(file)
+    local = mounted_file(file)
     return StoredPair(file) if local is None else LocalPair(local, True, makes_directory)

@@ -112,10 +112,10 @@ def cluster(
 ) -> ClusteredUnit:
     """Order the rows of these batches by group, without reordering the rows of a group. Takes the list over
     and empties it, so that there are never more than two copies of the rows."""
-    batch = joined(batches)
+    batch = concatenate(batches)
     batches.clear()
     if groups.subpartitions == 1:  # no reordering; only slices of larger buffers are copied
-        whole = owned(batch)
+        whole = own(batch)
         return ClusteredUnit(whole, [0, whole.num_rows], np.array([whole.nbytes]), None)
     with metrics.step("ids"):
         places = groups.places(check_ids(selector.assign(batch), batch.num_rows, selector))
@@ -188,12 +188,12 @@ def _prefetch(batch: pa.RecordBatch) -> None:
                 np.frombuffer(buffer, np.uint8)[::CACHE_LINE].max()
 
 
-def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
+def own(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch, or a copy of it if it is a slice that keeps a larger buffer alive."""
     if batch.get_total_buffer_size() <= MOST_PINNED * batch.nbytes + PADDING:
         return batch
     return pa.concat_batches([batch])
 
 
-def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def concatenate(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -43,12 +43,12 @@ from sortshuffle.writing.clustering import (
     SubpartitionGroups,
     bounds_of,
     cluster,
-    joined,
-    owned,
+    concatenate,
+    own,
     unit_bytes,
 )
 from sortshuffle.writing.data_buffer import Extent, write_batch
-from sortshuffle.writing.row_slices import ROW_BYTES, size_of, sliced
+from sortshuffle.writing.row_slices import ROW_BYTES, size_of, slice_rows
 
 # A unit is clustered once it has this part of its size: the usual batch of 64 Ki rows, some 4 MiB, is then
 # one unit, neither cut nor copied to join another
@@ -136,7 +136,7 @@ class RowEncoder:
         if self._open_size * FULL_SHARE >= self.unit_bytes:
             self._cluster_open()
         else:
-            self._open[-1] = owned(batch)  # while it waits it must not keep more memory than is charged
+            self._open[-1] = own(batch)  # while it waits it must not keep more memory than is charged
 
     def drain(self) -> Iterator[Extent]:
         self._cluster_open()
@@ -263,7 +263,7 @@ class RowEncoder:
         small = size_of(rows) <= self._message_bytes  # then the rows of every place are one message
         for place, start, count in self._filled(places):
             part = taken.slice(start, count)
-            yield place, (part,) if small else sliced(part, self._message_bytes)
+            yield place, (part,) if small else slice_rows(part, self._message_bytes)
 
     def _sorted_by_place(
         self, rows: pa.RecordBatch, places: Ids
@@ -300,7 +300,7 @@ class RowEncoder:
         if size <= self._message_bytes:
             yield rows, size
             return
-        for piece in sliced(rows, self._message_bytes):
+        for piece in slice_rows(rows, self._message_bytes):
             yield piece, size_of(piece)
 
     def _take_in_steps(self, rows: pa.RecordBatch, indices: Int64s) -> Iterator[pa.RecordBatch]:
@@ -311,11 +311,11 @@ class RowEncoder:
         for start in range(0, len(indices), step):
             with self._metrics.step("take"):
                 taken = rows.take(pa.array(indices[start : start + step]))
-            yield from sliced(taken, self._message_bytes, attrgetter("nbytes"))
+            yield from slice_rows(taken, self._message_bytes, attrgetter("nbytes"))
 
     def _gather(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
         with self._metrics.step("gather"):
-            return joined(parts)
+            return concatenate(parts)
 
     def _encode(self, message: pa.RecordBatch) -> SealedBuffer:
         """Encode the message, and charge the buffer."""

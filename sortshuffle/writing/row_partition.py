@@ -18,7 +18,7 @@ from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.data_buffer import BROADCAST_SHARE, DataBuffer, Extent
 from sortshuffle.writing.encoders import PartitionLayout, RowEncoder
 from sortshuffle.writing.result_partition import Intake, SortMergeResultPartition
-from sortshuffle.writing.row_slices import sliced
+from sortshuffle.writing.row_slices import slice_rows
 
 
 class RowResultPartition(SortMergeResultPartition):
@@ -38,7 +38,7 @@ class RowResultPartition(SortMergeResultPartition):
         """Send each row to the subpartition that the selector chooses. The batch must have the payload's
         schema. It is not kept after its region has been written."""
         self._expect_open()
-        self._put(self._unicast, sliced(batch, self._unicast.unit_bytes))
+        self._put(self._unicast, slice_rows(batch, self._unicast.unit_bytes))
 
     def broadcast(self, batch: pa.RecordBatch) -> None:
         """Send every row to every subpartition. Raises `UnsupportedError` if extents are ordered by key."""
@@ -48,7 +48,7 @@ class RowResultPartition(SortMergeResultPartition):
                 "rows cannot be broadcast into extents that are ordered by key: write them to every"
                 " subpartition"
             )
-        self._put(self._broadcast, sliced(batch, self._unicast.unit_bytes))
+        self._put(self._broadcast, slice_rows(batch, self._unicast.unit_bytes))
 
     def _new_intakes(self) -> tuple[Intake, ...]:
         self._unicast = RowEncoder(self._layout, self._writer.write_order, self._budget, self.metrics)

@@ -17,7 +17,7 @@ def size_of(batch: pa.RecordBatch) -> int:
     return max(int(batch.nbytes), ROW_BYTES * int(batch.num_rows))
 
 
-def sliced(
+def slice_rows(
     batch: pa.RecordBatch, most: int, size: Callable[[pa.RecordBatch], int] = size_of
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batch in slices of at most ``most`` bytes, in order. A larger row is a slice by itself."""
@@ -29,4 +29,4 @@ def sliced(
     pieces = -(-total // most)
     step = -(-batch.num_rows // pieces)
     for start in range(0, batch.num_rows, step):
-        yield from sliced(batch.slice(start, step), most, size)  # again, because rows differ in size
+        yield from slice_rows(batch.slice(start, step), most, size)  # again, because rows differ in size

@@ -19,7 +19,7 @@ from map_outputs import MIB, MapOutput, reading_threads, write_map
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.reading.channel import Decoder, Fetch, LocalInputChannel, OpenReaders
-from sortshuffle.reading.fetcher import Fetcher, planned
+from sortshuffle.reading.fetcher import Fetcher, plan_fetches
 from sortshuffle.storage.files.extents import Extent, ExtentReader
 
 SCHEMA = pa.schema([("number", pa.int64())])
@@ -87,7 +87,7 @@ def test_extents_are_fetched_together_up_to_a_size(sizes: list[tuple[int, int]],
         for number, part in enumerate((extents[:7], (), extents[7:]))
     ]
     memory = [stored + raw + raw // 2 for stored, raw in sizes]
-    fetches = list(planned(channels, Copying(), most))
+    fetches = list(plan_fetches(channels, Copying(), most))
     assert [extent for fetch in fetches for extent in fetch.extents] == list(extents)
     for fetch in fetches:
         held = sum(memory[extent.region] for extent in fetch.extents)

@@ -42,7 +42,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import LocalInputChannel
-from sortshuffle.reading.gate import BATCH_BYTES, BATCH_ROWS, InputGate, joined
+from sortshuffle.reading.gate import BATCH_BYTES, BATCH_ROWS, InputGate, join_small
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.reader import read_index
 
@@ -221,7 +221,7 @@ def test_small_batches_are_joined_and_large_ones_pass(sizes: list[int], width: i
     starts = np.cumsum([0, *sizes])
     slices = [whole.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
     pieces = [pa.ipc.read_record_batch(each.serialize(), whole.schema) for each in slices]  # as decoded
-    found = list(joined(pieces))
+    found = list(join_small(pieces))
     assert numbers_of(iter(found)) == list(range(sum(sizes)))
     worth = [each.num_rows >= BATCH_ROWS or each.nbytes >= BATCH_BYTES for each in found]
     for here, behind in itertools.pairwise(worth):

@@ -17,11 +17,11 @@ from sortshuffle.writing.clustering import (
     MOST_SINGLE,
     SubpartitionGroups,
     cluster,
-    owned,
+    own,
     sizes_between,
     unit_bytes,
 )
-from sortshuffle.writing.row_slices import ROW_BYTES, size_of, sliced
+from sortshuffle.writing.row_slices import ROW_BYTES, size_of, slice_rows
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
@@ -175,16 +175,16 @@ def test_narrow_rows_are_counted_with_what_clustering_them_takes() -> None:
 @given(st.lists(st.integers(0, 3000), max_size=60), st.integers(1, 4000))
 def test_slices_hold_every_row_in_order_and_are_as_small_as_wanted(lengths: list[int], most: int) -> None:
     batch = rows(list(range(len(lengths))), ["x" * length for length in lengths])
-    pieces = list(sliced(batch, most))
+    pieces = list(slice_rows(batch, most))
     assert [row for piece in pieces for row in piece.to_pylist()] == batch.to_pylist()
     assert all(piece.num_rows == 1 or size_of(piece) <= most for piece in pieces)
 
 
 def test_a_batch_that_is_small_enough_is_not_sliced() -> None:
     batch = rows([1, 2, 3])
-    (piece,) = sliced(batch, size_of(batch))
+    (piece,) = slice_rows(batch, size_of(batch))
     assert piece is batch
-    assert list(sliced(batch.slice(0, 0), 1)) == []
+    assert list(slice_rows(batch.slice(0, 0), 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_an_id_that_is_out_of_range_is_refused_and_not_sent_elsewhere(groups: Su
 
 def test_a_slice_of_something_larger_is_copied_and_anything_else_is_not() -> None:
     large = rows(list(range(10_000)))
-    assert owned(large) is large
+    assert own(large) is large
     most = large.slice(0, 9_900)
-    assert owned(most) is most
-    half = owned(large.slice(0, 5_000))
+    assert own(most) is most
+    half = own(large.slice(0, 5_000))
     assert half.equals(large.slice(0, 5_000))
     assert half.get_total_buffer_size() < 0.6 * large.get_total_buffer_size()

@@ -27,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from sortshuffle.compute.aggregate.columns import all_valid, batch_of, has_floats, named, normalised
+from sortshuffle.compute.aggregate.columns import all_valid, batch_of, has_floats, normalise, to_batch
 from sortshuffle.compute.aggregate.functions import Function
 from sortshuffle.compute.aggregate.segments import Segments, by_hash
 from sortshuffle.payload.ordering import RowOrder
@@ -138,7 +138,7 @@ class PlainStates(Reducer):
         self._order = RowOrder(range(self._keys))
 
     def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        keys = [normalised(rows.column(key)) for key in self._aggregation.keys]
+        keys = [normalise(rows.column(key)) for key in self._aggregation.keys]
         return batch_of([*keys, *(rows.column(column) for column in self._columns)], rows.num_rows)
 
     def lift(self, selected: pa.RecordBatch) -> pa.RecordBatch:
@@ -168,7 +168,7 @@ class PlainStates(Reducer):
     def to_wire(self, states: pa.RecordBatch) -> pa.RecordBatch:
         aggregation = self._aggregation
         if not aggregation.sets:
-            return named(states.columns, states.num_rows, aggregation.states)
+            return to_batch(states.columns, states.num_rows, aggregation.states)
         at = self._keys
         return _tagged(aggregation, 0, states.num_rows, states.columns[:at], {}, states.columns[at:])
 
@@ -189,7 +189,7 @@ class FirstRows(Reducer):
     def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         for at in self._order.columns:
             if has_floats(rows.schema.field(at).type):
-                rows = rows.set_column(at, rows.schema.field(at), normalised(rows.column(at)))
+                rows = rows.set_column(at, rows.schema.field(at), normalise(rows.column(at)))
         return rows
 
     def lift(self, selected: pa.RecordBatch) -> pa.RecordBatch:
@@ -217,7 +217,7 @@ class SetValues(FirstRows):
         values = [rows.column(column) for column in self._columns]
         valid = all_valid(values)
         wanted = [*(rows.column(key) for key in self._aggregation.keys), *values]
-        selected = batch_of(list(map(normalised, wanted)), rows.num_rows)
+        selected = batch_of(list(map(normalise, wanted)), rows.num_rows)
         return selected if valid is None else selected.filter(pa.array(valid))
 
     def to_wire(self, states: pa.RecordBatch) -> pa.RecordBatch:
@@ -241,7 +241,7 @@ def _tagged(
         absent = (pa.nulls(rows, kind) for kind in kinds[len(columns) : len(columns) + len(members)])
         columns += values.get(number) or absent
     columns += (pa.nulls(rows, kind) for kind in kinds[len(columns) :]) if states is None else states
-    return named(columns, rows, aggregation.states)
+    return to_batch(columns, rows, aggregation.states)
 
 
 def combined_states(

@@ -55,7 +55,7 @@ def segments_with_any(column: pa.Array, segments: Segments) -> Bools | None:
     return segments.any(np.asarray(column.is_valid()))
 
 
-def normalised(column: pa.Array) -> pa.Array:
+def normalise(column: pa.Array) -> pa.Array:
     """Normalise the values of a key as Spark does: 0.0 for -0.0 and a single NaN, inside structs too."""
     kind = column.type
     if pat.is_floating(kind):
@@ -64,7 +64,7 @@ def normalised(column: pa.Array) -> pa.Array:
         return pa.array(plain, mask=np.asarray(column.is_null()) if column.null_count else None)
     if not has_floats(kind):
         return column
-    children = [normalised(column.field(at)) for at in range(kind.num_fields)]
+    children = [normalise(column.field(at)) for at in range(kind.num_fields)]
     missing = column.is_null() if column.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=missing)
 
@@ -83,7 +83,7 @@ def batch_of(columns: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns), names)
 
 
-def named(columns: Sequence[pa.Array], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+def to_batch(columns: Sequence[pa.Array], rows: int, schema: pa.Schema) -> pa.RecordBatch:
     if not columns:
         return batch_of(columns, rows)
     return pa.RecordBatch.from_arrays(list(columns), schema=schema)

@@ -80,7 +80,7 @@ class _HeldStates:
         """Bytes of the batches and of grouping them."""
         return self.size + self.working
 
-    def joined(self) -> pa.RecordBatch:
+    def concatenate(self) -> pa.RecordBatch:
         return self.batches[0] if len(self.batches) == 1 else pa.concat_batches(self.batches)
 
     def clear(self) -> None:
@@ -152,7 +152,7 @@ class _Side:
         working = self._waiting.working
         self._budget.charge(working)
         try:
-            grouped = self._reducer.group(self._waiting.joined())
+            grouped = self._reducer.group(self._waiting.concatenate())
         finally:
             self._budget.release(working)
         self._waiting.clear()
@@ -175,7 +175,7 @@ class _Side:
         working = self._held.working
         self._budget.charge(working)
         try:
-            grouped = self._reducer.regroup(self._held.joined())
+            grouped = self._reducer.regroup(self._held.concatenate())
         finally:
             self._budget.release(working)
         self._held.clear()

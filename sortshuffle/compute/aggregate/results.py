@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sortshuffle.compute.aggregate.aggregation import Aggregation, Batches, combined_states
-from sortshuffle.compute.aggregate.columns import Bools, batch_of, named
+from sortshuffle.compute.aggregate.columns import Bools, batch_of, to_batch
 from sortshuffle.compute.aggregate.segments import Segments, in_order
 from sortshuffle.payload.ordering import KeyRow, RowOrder
 
@@ -26,7 +26,7 @@ def results(
     The keys are left out if ``schema`` has only the results. ``states``: sorted by the aggregation's order,
     with all states of each group."""
     groups = _Groups(aggregation, schema)
-    for batch in joined(states, rows_at_a_time):
+    for batch in join_small(states, rows_at_a_time):
         yield from groups.completed_by(batch)
     yield from groups.last()
 
@@ -119,7 +119,7 @@ class _Groups:
             columns.append(function.finished(groups.columns[at : at + width]))
             at += width
         wanted = columns[len(columns) - len(self._schema) :]
-        return named(wanted, groups.num_rows, self._schema)
+        return to_batch(wanted, groups.num_rows, self._schema)
 
 
 _ONE_GROUP_OF_TWO = Segments(np.zeros(1, np.int64), 2)
@@ -135,7 +135,7 @@ def first_rows(rows: Batches, keys: Sequence[int], rows_at_a_time: int = OUTPUT_
     """Yield the first row for each combination of values in the columns ``keys``, in that order."""
     order = RowOrder(keys)
     last: KeyRow | None = None
-    for batch in joined(rows, rows_at_a_time):
+    for batch in join_small(rows, rows_at_a_time):
         ranks = order.ranks(batch)
         starts = ranks.group_starts()
         if ranks.key(0) == last:
@@ -147,7 +147,7 @@ def first_rows(rows: Batches, keys: Sequence[int], rows_at_a_time: int = OUTPUT_
             yield batch.take(pa.array(starts))
 
 
-def joined(batches: Batches, rows: int) -> Batches:
+def join_small(batches: Batches, rows: int) -> Batches:
     """Yield the same rows in batches of at least ``rows / 2`` rows, except the last. No batch is empty."""
     held: list[pa.RecordBatch] = []
     count = 0

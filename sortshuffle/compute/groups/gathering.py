@@ -21,21 +21,21 @@ GATHERED_ROWS = 10_000  # rows of a batch that Spark makes by default
 GATHERED_BYTES = 1 << 20
 
 
-def gathered(batches: Generator[pa.RecordBatch, None, None]) -> Iterator[pa.RecordBatch]:
+def gather(batches: Generator[pa.RecordBatch, None, None]) -> Iterator[pa.RecordBatch]:
     """Yield the same rows, with consecutive small batches joined. Closes ``batches``."""
     held = _HeldBatches()
     with closing(batches):
         for batch in batches:
             if held.hold_if_small(batch):
                 if held.is_full():
-                    yield held.joined()
+                    yield held.concatenate()
             else:
                 if held:
-                    yield held.joined()
+                    yield held.concatenate()
                 yield batch
             del batch  # or it would stay alive while the next one is made
     if held:
-        yield held.joined()
+        yield held.concatenate()
 
 
 class _HeldBatches:
@@ -74,7 +74,7 @@ class _HeldBatches:
             or self._bytes >= GATHERED_BYTES
         )
 
-    def joined(self) -> pa.RecordBatch:
+    def concatenate(self) -> pa.RecordBatch:
         """Return the held batches as one batch, and hold none."""
         batches, self._batches = self._batches, []
         self._rows = self._bytes = 0

@@ -43,7 +43,7 @@ class HeldRows:
         """Whether a table of the rows takes too much memory, or the rows too much for one batch."""
         return self._memory.would_exceed(0) or self._bytes > MOST_BYTES
 
-    def joined(self, schema: pa.Schema) -> pa.RecordBatch:
+    def concatenate(self, schema: pa.Schema) -> pa.RecordBatch:
         """Hand over the rows as one batch. They stay charged until `release`."""
         batches = list(self._batches)
         self._batches.clear()

@@ -69,7 +69,7 @@ def _of_one_key(
         left_is_fewer = _hold_fewer(left, held_left, right, held_right, memory)
         held, others = (held_left, held_right) if left_is_fewer else (held_right, held_left)
         schema = (lefts if left_is_fewer else rights).schema
-        build = BuildTable(spec, held.joined(schema), is_left=left_is_fewer)
+        build = BuildTable(spec, held.concatenate(schema), is_left=left_is_fewer)
         streamed = chain(others.handed_on(), right if left_is_fewer else left)
         yield from probe(spec, build, streamed)
     finally:

@@ -45,7 +45,7 @@ from sortshuffle.service.host import rendezvous_directory
 from sortshuffle.service.host.registration import Life, Registration, life_of
 from sortshuffle.service.host.rendezvous_directory import (
     SOCKET_SUFFIX,
-    locked,
+    directory_lock,
     make_own,
     names_in,
     read_json,
@@ -114,7 +114,7 @@ def ensure(directory: str, host: str, config: ServiceConfig, registration: Regis
     if found is not None and (directory, registration) in _registered and found.is_live():
         return found.address
     try:
-        with locked(directory):
+        with directory_lock(directory):
             _register(directory, registration)
             found = _running(directory) or _start(directory, host, config)
     except OSError as error:
@@ -152,7 +152,7 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
     whether the rendezvous is gone. It is renamed as a whole under the lock: a later task makes a new one."""
     if is_gone(directory):
         return True
-    with locked(directory):
+    with directory_lock(directory):
         if forget_ended(directory) > most:
             return False
         _remove_shared_homes(directory)
@@ -188,7 +188,7 @@ def is_recorded_by_its_starter(directory: str, pid: int) -> bool:
     """Return the same after the process's starter has written service.json, or has ended."""
     if is_gone(directory):
         return False
-    with locked(directory):
+    with directory_lock(directory):
         return is_recorded(directory, pid)
 
 

@@ -69,7 +69,7 @@ def _digest(text: str, size: int) -> str:
 
 
 @contextmanager
-def locked(directory: str) -> Iterator[None]:
+def directory_lock(directory: str) -> Iterator[None]:
     """Hold the lock of a rendezvous, which is made if it does not exist. Raises OSError, `UsageError`."""
     until = time.monotonic() + LOCK_PATIENCE
     path = os.path.join(directory, LOCK_FILE)

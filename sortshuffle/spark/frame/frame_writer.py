@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, DayTimeIntervalType, MapType,
 from sortshuffle import calls
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.plan.chain import Chain
-from sortshuffle.spark.plan.staging import staged
+from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.steps.write_parquet import WriteParquet
 
 MODES = ("error", "errorifexists", "default", "append", "overwrite", "ignore")
@@ -100,7 +100,7 @@ class FrameWriter:
 
     def _run(self, closing: WriteParquet) -> list[str]:
         """Run the frame. Return the names of the files to commit."""
-        rows = staged(self.chain, self.new_run(), closing, "name string").collect()
+        rows = plan_stage(self.chain, self.new_run(), closing, "name string").collect()
         return [row.name for row in rows] or [closing.write_empty()]
 
 

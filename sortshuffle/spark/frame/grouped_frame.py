@@ -19,7 +19,7 @@ from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInP
 from sortshuffle.spark.operators import aggregates
 from sortshuffle.spark.operators.cogroups import CoGroupedFrame, Frame, FrameGroups
 from sortshuffle.spark.operators.key_checks import check_group_key
-from sortshuffle.spark.operators.layouts import ordered, placed
+from sortshuffle.spark.operators.layouts import order_rows, place_rows
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.steps.group_steps import GroupApply
 
@@ -94,5 +94,5 @@ class GroupedFrame(Generic[Frame]):
         label = function.declared.place.replace("groupBy()", f"groupBy({names})")
         order = RowOrder(keys)
         step = GroupApply(order, function, label)
-        chain = ordered(placed(rows, keys), order).chain
+        chain = order_rows(place_rows(rows, keys), order).chain
         return self._make(Rows(chain.then(step, function.declared.schema)))

@@ -39,15 +39,15 @@ from sortshuffle.spark.operators.expressions import (
     sort_key,
 )
 from sortshuffle.spark.operators.key_checks import check_id_column, check_range_key
-from sortshuffle.spark.operators.layouts import exchanged, hash_exchanged
-from sortshuffle.spark.operators.selection import reading_only, selected
+from sortshuffle.spark.operators.layouts import exchange_rows, hash_exchanged
+from sortshuffle.spark.operators.selection import reading_only, select_columns
 from sortshuffle.spark.parquet.pruning import binds
 from sortshuffle.spark.plan import explain as explaining
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows, next_number
 from sortshuffle.spark.plan.hints import for_spark
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
-from sortshuffle.spark.plan.staging import staged
+from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.steps.selection_steps import Filter
 from sortshuffle.spark.worker.reports import StageTotals, stage_totals
 from sortshuffle.spark.worker.stages import CountRows, ToSpark
@@ -156,14 +156,14 @@ class ShuffleFrame:
                 continue
             positions.append(self._position(name_of(node.child if isinstance(node, Alias) else node, col)))
             names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
-        return self._apply(selected, tuple(positions), names)
+        return self._apply(select_columns, tuple(positions), names)
 
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
         """Drop columns, like `DataFrame.drop`. Unknown names are ignored."""
         case_sensitive = self._chain.context.case_sensitive
         dropped = {at for col in cols for at in positions_to_drop(col, self.schema, case_sensitive)}
         kept = tuple(at for at in range(len(self.columns)) if at not in dropped)
-        return self._apply(selected, kept, [self.columns[at] for at in kept])
+        return self._apply(select_columns, kept, [self.columns[at] for at in kept])
 
     def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
         """Add a column, like `DataFrame.withColumn`: the value of an Arrow expression over the columns, such
@@ -245,7 +245,7 @@ class ShuffleFrame:
         """
         count, columns = self._count_and_columns("repartition", numPartitions, cols)
         if not columns:
-            return self._apply(exchanged, RoundRobin(), count)
+            return self._apply(exchange_rows, RoundRobin(), count)
         return self._apply(hash_exchanged, tuple(self._position(column) for column in columns), count)
 
     def repartitionByRange(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
@@ -264,7 +264,7 @@ class ShuffleFrame:
             key = self._position(plain)
             check_range_key(self.schema.fields[key], self._chain.wire.field(key).type)
             keys.setdefault(key, SortKey(key, descending, nulls_last))  # a repeated column decides nothing
-        return self._apply(exchanged, Range(tuple(keys.values()), count, next_number()), count)
+        return self._apply(exchange_rows, Range(tuple(keys.values()), count, next_number()), count)
 
     def repartitionById(self, numPartitions: int, partitionIdCol: ColumnLike) -> ShuffleFrame:
         """Move each row to the partition whose number is in an int column, like `DataFrame.repartitionById`.
@@ -277,7 +277,7 @@ class ShuffleFrame:
             )
         key = self._position(partitionIdCol)
         check_id_column(self.schema.fields[key])
-        return self._apply(exchanged, Id(key), _check_count("repartitionById", numPartitions))
+        return self._apply(exchange_rows, Id(key), _check_count("repartitionById", numPartitions))
 
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
         """Combine partitions into fewer, without a shuffle, like `DataFrame.coalesce`."""
@@ -336,7 +336,7 @@ class ShuffleFrame:
                 self._df = chain.origin.source
             else:
                 run = self._new_run()
-                rows = staged(chain, run, ToSpark(), chain.schema)
+                rows = plan_stage(chain, run, ToSpark(), chain.schema)
                 self._df = for_spark(rows, chain, self._own_rows.layout, run)
         return self._df
 
@@ -351,7 +351,7 @@ class ShuffleFrame:
             return int(self.toDF().count())
         rows = self._rows
         chain = (reading_only(rows, ()) or rows).chain
-        counts = staged(chain, self._new_run(), CountRows(), "rows long")
+        counts = plan_stage(chain, self._new_run(), CountRows(), "rows long")
         return sum(row.rows for row in counts.collect())
 
     def head(self, n: int | None = None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from sortshuffle.compute.groups.gathering import gathered
+from sortshuffle.compute.groups.gathering import gather
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series, with_session_types
 from sortshuffle.spark.functions.declared import Batches, Declared
@@ -58,7 +58,7 @@ class CoGroupFunction(ABC):
 
         Raises `SchemaMismatchError`, and whatever the user's function raises.
         """
-        return user_errors(gathered(self._run(groups)))
+        return user_errors(gather(self._run(groups)))
 
     def _run(self, groups: Iterator[Tables]) -> Generator[pa.RecordBatch, None, None]:
         with CloseAtEnd(groups):

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from sortshuffle.compute.groups.gathering import gathered
+from sortshuffle.compute.groups.gathering import gather
 from sortshuffle.compute.groups.groups import GroupRun, group_batches, group_runs, group_tables
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.conf import FunctionConf
@@ -65,7 +65,7 @@ class GroupFunction(ABC):
 
         Raises `SchemaMismatchError`, and whatever the user's function raises.
         """
-        return user_errors(gathered(self._run(groups)))
+        return user_errors(gather(self._run(groups)))
 
     @abstractmethod
     def cut(self, batches: Batches, order: RowOrder) -> Iterator[Any]:

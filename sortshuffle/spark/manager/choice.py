@@ -161,7 +161,7 @@ def _why_no_classes(start: Launch) -> str:
     if has_jvm():
         return provide(path, manager.MANAGER_CLASS)
     both = {manager.JARS, manager.DRIVER_CLASS_PATH} <= start.fixed
-    if both and not any(manager.names(entry, path) for entry in _class_path(start)):
+    if both and not any(manager.is_same_jar(entry, path) for entry in _class_path(start)):
         return (
             f"the environment's {SUBMIT_ARGUMENTS} gives the driver's jars and its class path, and the"
             f" manager's jar is in neither. Add {path} to one of them"

@@ -134,7 +134,7 @@ def entries_of(text: str, separator: str = ",") -> list[str]:
     return [each.strip() for each in text.split(separator) if each.strip()]
 
 
-def names(entry: str, jar: str) -> bool:
+def is_same_jar(entry: str, jar: str) -> bool:
     """Return whether an entry of jars or of a class path is this jar, in this or another installation.
 
     Compares base names: executors know jars only by these, and spark-submit turns paths into URLs.
@@ -147,4 +147,4 @@ def _other_plugins(settings: Mapping[str, str]) -> list[str]:
 
 
 def _others(entries: list[str], jar: str) -> list[str]:
-    return [each for each in entries if not names(each, jar)]
+    return [each for each in entries if not is_same_jar(each, jar)]

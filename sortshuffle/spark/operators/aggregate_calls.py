@@ -43,7 +43,7 @@ from sortshuffle.spark.operators.expressions import (
     Other,
     Star,
     node_of,
-    quoted,
+    quote,
     resolve,
 )
 from sortshuffle.spark.operators.key_checks import check_group_key
@@ -175,7 +175,7 @@ def _quoted(attribute: Attribute) -> str:
 
 def position_expression(function: str, position: int, schema: StructType) -> Expression:
     """Return the expression of ``function`` on one column."""
-    return Expression(function, (position,), False, False, f"{function}({quoted(schema.names[position])})")
+    return Expression(function, (position,), False, False, f"{function}({quote(schema.names[position])})")
 
 
 # --- which function computes it ----------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
     rows -> partial aggregation -> exchange by the keys, sorted by them -> one row per group as it completes
 
-There is no exchange if the rows are already placed by some of the keys (`layouts.placed`). Partial states are
-then sorted within the task. If the rows are also sorted by the keys, and no aggregate is of distinct values,
-each row becomes a state without a partial aggregation.
+There is no exchange if the rows are already placed by some of the keys (`layouts.place_rows`). Partial
+states are then sorted within the task. If the rows are also sorted by the keys, and no aggregate is of
+distinct values, each row becomes a state without a partial aggregation.
 
 Without keys the result has one row, in one partition.
 """
@@ -28,9 +28,9 @@ from sortshuffle.spark.operators.aggregate_calls import (
     expressions_of,
     position_expression,
 )
-from sortshuffle.spark.operators.expressions import quoted, resolve
+from sortshuffle.spark.operators.expressions import quote, resolve
 from sortshuffle.spark.operators.key_checks import check_group_key
-from sortshuffle.spark.operators.layouts import ordered, placed
+from sortshuffle.spark.operators.layouts import order_rows, place_rows
 from sortshuffle.spark.operators.selection import reading_only
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import FrameContext, Layout, Rows
@@ -97,7 +97,7 @@ def _named(rows: Rows, name: str) -> list[int]:
 
 def _twin_groups(rows: Rows, keys: tuple[int, ...]) -> GroupedData:
     empty: DataFrame = twin(rows.context, rows.schema)
-    return empty.groupBy(*(quoted(rows.columns[key]) for key in keys))
+    return empty.groupBy(*(quote(rows.columns[key]) for key in keys))
 
 
 # --- aggregates --------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _aggregated(
     else:
         step = PartialAggregate(aggregation, label)
         partial = Rows(chain.then(step, states), replace(layout, ordered_by=()).selected(keys))
-        grouped = ordered(placed(partial, tuple(range(len(keys)))), aggregation.order)
+        grouped = order_rows(place_rows(partial, tuple(range(len(keys)))), aggregation.order)
     result = grouped.chain.then(Aggregate(aggregation, chain.context.wire(schema), label), schema)
     if len(schema) < len(keys) + len(calls):
         return Rows(result)  # spark.sql.retainGroupColumns is off
@@ -182,6 +182,6 @@ def _deduplicated(rows: Rows, keys: tuple[int, ...], label: str) -> Rows:
         raise UnsupportedError(f"{label} of a frame without columns: take limit(1) instead")
     # the layout stays true, because rows keep their order and only some are dropped
     fewer = Rows(chain.then(PartialFirstRows(keys, label), chain.schema), rows.layout)
-    grouped = ordered(placed(fewer, keys), RowOrder(keys))
+    grouped = order_rows(place_rows(fewer, keys), RowOrder(keys))
     result = grouped.chain.then(FirstRowOfEachKey(keys, label), chain.schema)
     return Rows(result, grouped.layout)

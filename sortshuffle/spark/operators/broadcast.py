@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from sortshuffle.compute.join.hash_join import JoinKind, JoinSpec
 from sortshuffle.errors import StateError
 from sortshuffle.spark.control import COLUMNS
-from sortshuffle.spark.operators.layouts import exchanged
+from sortshuffle.spark.operators.layouts import exchange_rows
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, ShuffleDependency
 from sortshuffle.spark.plan.estimated_sizes import combined_size
 from sortshuffle.spark.plan.once import once
@@ -36,7 +36,7 @@ def broadcast_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, 
         return None
     small, large = (left, right) if small_is_left else (right, left)
     rows = _LargeSide(large.chain)
-    sent = exchanged(small, Broadcast(rows.partitions, large.chain.origin.exchanges()), 1)
+    sent = exchange_rows(small, Broadcast(rows.partitions, large.chain.origin.exchanges()), 1)
     origin = BroadcastOrigin(rows, sent.chain, spec, small_is_left, f"broadcast {label}, of")
     sources = [each.right if small_is_left else each.left for each in spec.output]
     layout = large.layout.selected([-1 if source is None else source for source in sources])

@@ -20,7 +20,7 @@ from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArro
 from sortshuffle.spark.operators.layouts import (
     common_context,
     hash_exchanged,
-    ordered,
+    order_rows,
     placed_exactly,
     placement_of,
 )
@@ -69,7 +69,7 @@ class CoGroupedFrame(Generic[Frame]):
         function = adaptor.of(func, schema, context.conf, *keys)
         orders = [RowOrder(own) for own in keys]
         alike = _placed_alike(sides, keys)
-        chains = [ordered(each, order).chain for each, order in zip(alike, orders, strict=True)]
+        chains = [order_rows(each, order).chain for each, order in zip(alike, orders, strict=True)]
         named = (", ".join(side.columns[key] for key in own) for side, own in zip(sides, keys, strict=True))
         label = function.declared.place.replace("cogroup()", "cogroup({} with {})".format(*named))
         combine = CoGroupApply(function, (orders[0], orders[1]), (chains[0].wire, chains[1].wire), label)

@@ -18,11 +18,11 @@ from pyspark.sql import types as st
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.operators.expressions import Alias, Attribute, Literal, node_of, resolve
-from sortshuffle.spark.operators.selection import selected
+from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.schema import from_arrow, to_arrow
-from sortshuffle.spark.steps.with_columns import WithColumns, evaluated
+from sortshuffle.spark.steps.with_columns import WithColumns, evaluate
 
 Source: TypeAlias = "int | pc.Expression"
 """The source of a column: a position in the input, or an expression over its columns."""
@@ -64,7 +64,7 @@ def with_columns_renamed(rows: Rows, names: Mapping[str, str]) -> Rows:
     if not isinstance(names, Mapping):
         raise UsageError(f"withColumnsRenamed() takes a dict of names, not {type(names).__name__}")
     renamed = twin(rows.context, rows.schema).withColumnsRenamed(dict(names)).schema.names
-    return selected(rows, tuple(range(len(renamed))), renamed)
+    return select_columns(rows, tuple(range(len(renamed))), renamed)
 
 
 def _source_and_twin(rows: Rows, empty: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
@@ -100,7 +100,7 @@ def _type_of(name: str, expression: pc.Expression, wire: pa.Schema) -> st.DataTy
             " pyarrow.compute.field()"
         )
     try:
-        arrow = evaluated(pa.RecordBatch.from_pylist([], wire), [expression], [name]).schema.field(0).type
+        arrow = evaluate(pa.RecordBatch.from_pylist([], wire), [expression], [name]).schema.field(0).type
     except (pa.ArrowException, TypeError, ValueError, KeyError) as error:
         raise UsageError(
             f"withColumn('{name}'): {expression} is no expression over the columns {', '.join(wire.names)}:"

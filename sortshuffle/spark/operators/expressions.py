@@ -274,10 +274,10 @@ def _choices(name: str, names: list[str]) -> str:
 
 
 def _part(name: str) -> str:
-    return name if re.fullmatch(r"\w+", name) else quoted(name)
+    return name if re.fullmatch(r"\w+", name) else quote(name)
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return a column's name in backticks, so that Spark does not parse it."""
     return "`" + name.replace("`", "``") + "`"
 

@@ -28,10 +28,10 @@ from sortshuffle.compute.join.keys import JoinKeyColumns
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.operators.broadcast import broadcast_join
-from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, quoted, resolve
+from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, quote, resolve
 from sortshuffle.spark.operators.key_checks import check_placement_key
 from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
-from sortshuffle.spark.operators.selection import selected
+from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout, Rows
 from sortshuffle.spark.plan.origins import TogetherOrigin
@@ -165,7 +165,7 @@ def _joined_schema(
 
 
 def _equality(lefts: Any, rights: Any, pair: Pair) -> Column:
-    one, other = (each[quoted(each.columns[at])] for each, at in ((lefts, pair.left), (rights, pair.right)))
+    one, other = (each[quote(each.columns[at])] for each, at in ((lefts, pair.left), (rights, pair.right)))
     return one.eqNullSafe(other) if pair.null_safe else one == other
 
 
@@ -193,7 +193,7 @@ def _output(
 def _only_keys(rows: Rows, pairs: Sequence[Pair]) -> tuple[Rows, list[Pair]]:
     """Reduce the right side of a join without right columns to the keys."""
     columns = tuple(dict.fromkeys(pair.right for pair in pairs))
-    kept = selected(rows, columns, [rows.columns[at] for at in columns])
+    kept = select_columns(rows, columns, [rows.columns[at] for at in columns])
     moved = [replace(pair, right=columns.index(pair.right)) for pair in pairs]
     return replace(kept, broadcast=rows.broadcast), moved
 

@@ -1,7 +1,7 @@
-"""Places and orders rows before they are grouped, aggregated, sorted or joined: `placed` and `ordered`.
+"""`place_rows` and `order_rows` prepare rows to be grouped, aggregated, sorted or joined.
 
-Both return the rows unchanged if their layout already satisfies the request. Otherwise `placed` adds an
-exchange. `ordered` changes the exchange that the rows come from, so that extents are sorted when they are
+Both return the rows unchanged if their layout already satisfies the request. Otherwise `place_rows` adds an
+exchange. `order_rows` changes the exchange that the rows come from, so that extents are sorted when they are
 written and merged when they are read. After steps that make other rows, it adds a sort within each task.
 """
 
@@ -29,7 +29,7 @@ def common_context(rows: Rows, other: Rows, what: str) -> FrameContext:
     return context
 
 
-def exchanged(rows: Rows, scheme: Scheme, count: int, layout: Layout = UNKNOWN_LAYOUT) -> Rows:
+def exchange_rows(rows: Rows, scheme: Scheme, count: int, layout: Layout = UNKNOWN_LAYOUT) -> Rows:
     """Return the rows after a new exchange."""
     chain = rows.chain
     origin = ExchangeOrigin(Exchange(chain, count, scheme))
@@ -40,10 +40,10 @@ def hash_exchanged(rows: Rows, keys: tuple[int, ...], count: int) -> Rows:
     """Place the rows by Spark's hash of these columns. Raises `ColumnError` if a type is not hashed here."""
     for key in keys:
         check_placement_key(rows.schema.fields[key], rows.chain.wire.field(key).type)
-    return exchanged(rows, Hash(keys), count, Layout(keys, count))
+    return exchange_rows(rows, Hash(keys), count, Layout(keys, count))
 
 
-def placed(rows: Rows, keys: tuple[int, ...], count: int | None = None) -> Rows:
+def place_rows(rows: Rows, keys: tuple[int, ...], count: int | None = None) -> Rows:
     """Return the rows with those of equal keys in one partition, by Spark's hash of all or some of the keys.
 
     ``count``: the number of partitions. None accepts any existing placement; a new exchange then has
@@ -78,7 +78,7 @@ def placed_exactly(rows: Rows, keys: tuple[int, ...], count: int) -> Rows:
     return hash_exchanged(rows, keys, count)
 
 
-def ordered(rows: Rows, order: RowOrder) -> Rows:
+def order_rows(rows: Rows, order: RowOrder) -> Rows:
     """Return the rows with every partition sorted. Rows with equal keys keep their order."""
     layout = rows.layout
     if layout.ordered_by[: len(order.keys)] == order.keys:

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.operators.expressions import quoted, resolve
-from sortshuffle.spark.operators.layouts import common_context, exchanged
+from sortshuffle.spark.operators.expressions import quote, resolve
+from sortshuffle.spark.operators.layouts import common_context, exchange_rows
 from sortshuffle.spark.operators.twin import twin
-from sortshuffle.spark.parquet.merging import folded
+from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, next_number
 from sortshuffle.spark.plan.origins import CoalescedOrigin, DataFrameOrigin, SparkUnionOrigin, UnionOrigin
 from sortshuffle.spark.plan.schemes import Hash
@@ -32,7 +32,7 @@ def limit(rows: Rows, number: int) -> Rows:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_ROWS:
         raise UsageError(f"limit() takes a number of rows from 0 to {MOST_ROWS}, not {number!r}")
     first = Rows(rows.chain.then(Limit(number), rows.schema))
-    together = exchanged(first, Hash(()), 1).chain  # one gate, which delivers in the order of map tasks
+    together = exchange_rows(first, Hash(()), 1).chain  # one gate, which delivers in the order of map tasks
     return Rows(together.then(Limit(number), rows.schema))
 
 
@@ -81,9 +81,9 @@ def union_by_name(rows: Rows, other: Rows, allow_missing: bool) -> Rows:
 
 def _positions_by_name(rows: Rows, schema: StructType) -> list[int | None]:
     case_sensitive = rows.context.case_sensitive
-    own = {folded(name, case_sensitive) for name in rows.columns}
+    own = {fold_case(name, case_sensitive) for name in rows.columns}
     return [
-        resolve(quoted(name), rows.schema, case_sensitive) if folded(name, case_sensitive) in own else None
+        resolve(quote(name), rows.schema, case_sensitive) if fold_case(name, case_sensitive) in own else None
         for name in schema.names
     ]
 

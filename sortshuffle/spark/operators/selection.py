@@ -1,4 +1,4 @@
-"""Selects columns by position: `selected`, and `reading_only`, whose source reads no other columns."""
+"""Selects columns by position: `select_columns`, and `reading_only`, whose source reads no other columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.steps.selection_steps import Select
 
 
-def selected(rows: Rows, positions: tuple[int, ...], names: Sequence[str]) -> Rows:
+def select_columns(rows: Rows, positions: tuple[int, ...], names: Sequence[str]) -> Rows:
     """Return the columns at these positions, under these names."""
     fields = [rows.schema.fields[at] for at in positions]
     schema = StructType(

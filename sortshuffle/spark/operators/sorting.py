@@ -6,7 +6,7 @@ samples the keys, as `repartitionByRange` does. Of bare Parquet files only the k
 (1.25 M records of 100 bytes, 10 of them the key: 0.09 s instead of 0.37 s). If all rows are already in one
 partition, they are sorted there.
 
-`sortWithinPartitions` moves no rows: see `layouts.ordered`.
+`sortWithinPartitions` moves no rows: see `layouts.order_rows`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sortshuffle.spark.operators.expressions import (
     Sorted,
     name_of,
     node_of,
-    quoted,
+    quote,
     resolve,
 )
 from sortshuffle.spark.operators.key_checks import check_sort_key
-from sortshuffle.spark.operators.layouts import exchanged, ordered
-from sortshuffle.spark.operators.selection import selected
+from sortshuffle.spark.operators.layouts import exchange_rows, order_rows
+from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.plan.chain import Rows, next_number
 from sortshuffle.spark.plan.schemes import Range
 
@@ -47,15 +47,15 @@ def sort(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
     if not order.keys:
         return rows
     if rows.layout.partitions == 1:
-        return ordered(rows, order)
+        return order_rows(rows, order)
     count = rows.context.shuffle_partitions()
-    key_rows = selected(rows, order.columns, [rows.columns[at] for at in order.columns]).chain
-    return ordered(exchanged(rows, Range(order.keys, count, next_number(), key_rows), count), order)
+    key_rows = select_columns(rows, order.columns, [rows.columns[at] for at in order.columns]).chain
+    return order_rows(exchange_rows(rows, Range(order.keys, count, next_number(), key_rows), count), order)
 
 
 def sort_within_partitions(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
     """Return the rows with every partition sorted. Raises the same errors as `sort`."""
-    return ordered(rows, _order("sortWithinPartitions", rows, cols, ascending))
+    return order_rows(rows, _order("sortWithinPartitions", rows, cols, ascending))
 
 
 def _order(method: str, rows: Rows, cols: Sequence[Any], ascending: Directions) -> RowOrder:
@@ -81,7 +81,7 @@ def _node(method: str, rows: Rows, col: Any) -> Node:
     names = rows.columns
     if not 1 <= abs(col) <= len(names):
         raise ColumnError(f"{method}() counts columns from 1 to {len(names)}, or down from -1: not {col}")
-    named = Attribute(quoted(names[abs(col) - 1]))
+    named = Attribute(quote(names[abs(col) - 1]))
     return named if col > 0 else Sorted(named, True, True)
 
 

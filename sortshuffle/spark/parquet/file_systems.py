@@ -38,7 +38,7 @@ class FileSystem:
         opened = [_file_system(path, storage) for path in paths]
         if any(each is not opened[0] and each != opened[0] for each in opened):
             raise UnsupportedError(
-                f"these paths are on several file systems: {', '.join(map(shown, paths))}. Read them apart,"
+                f"these paths are on several file systems: {', '.join(map(redact, paths))}. Read them apart,"
                 " and union() the frames"
             )
         return FileSystem(_protocol(opened[0]), opened[0])
@@ -59,7 +59,7 @@ class FileSystem:
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.fsspec))
 
 
-def shown(path: str) -> str:
+def redact(path: str) -> str:
     """Return a path or URL as messages and plans show it: without user and password."""
     return _USER_INFO.sub("", path)
 
@@ -71,7 +71,7 @@ def _file_system(path: str, storage: Mapping[str, Any]) -> Any:
         # the message shows only the error's type: its text may quote the options
         names = ", ".join(f"fsspec.{name}" for name in storage) or "no options"
         raise UsageError(
-            f"no file system for {shown(path)} could be made with {names} ({type(error).__name__}): install"
+            f"no file system for {redact(path)} could be made with {names} ({type(error).__name__}): install"
             " fsspec's package for it, and see there for its options"
         ) from None
 

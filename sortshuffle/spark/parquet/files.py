@@ -18,12 +18,18 @@ from pyspark.sql import types as st
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_schema import file_fields, spark_schema
-from sortshuffle.spark.parquet.file_systems import FileSystem, shown
-from sortshuffle.spark.parquet.finding import FoundFiles, FoundParquetFile, find, parent_of, schema_files
+from sortshuffle.spark.parquet.file_systems import FileSystem, redact
+from sortshuffle.spark.parquet.finding import (
+    FoundFiles,
+    FoundParquetFile,
+    find_files,
+    parent_of,
+    schema_files,
+)
 from sortshuffle.spark.parquet.footers import Pruning
-from sortshuffle.spark.parquet.merging import check_names, merged, with_partitions, without
+from sortshuffle.spark.parquet.merging import check_names, merge_schemas, with_partitions, without_columns
 from sortshuffle.spark.parquet.packing import Packing, Piece, pack
-from sortshuffle.spark.parquet.partitions import Partitioning, partitioning
+from sortshuffle.spark.parquet.partitions import Partitioning, find_partitioning
 from sortshuffle.spark.parquet.scanning import ParquetScan, ScanSource, open_parquet
 from sortshuffle.spark.parquet.settings import ReadSettings
 
@@ -67,8 +73,8 @@ class ParquetFiles:
             raise UsageError("parquet() needs at least one path")
         named = [*paths, *([settings.base_path] if settings.base_path is not None else [])]
         filesystem = FileSystem.of(named, settings.storage)
-        label = ", ".join(map(shown, paths))
-        found = find(filesystem, paths, settings.name_glob)
+        label = ", ".join(map(redact, paths))
+        found = find_files(filesystem, paths, settings.name_glob)
         partitions = None if settings.recursive else _partitions(filesystem, found, settings, declared)
         if partitions is not None:
             listed = [file for file in found.files.values() if file.directory in partitions.values]
@@ -127,16 +133,16 @@ def _partitions(
         bases = {found.files[root].directory if root in found.files else root for root in found.roots}
     else:
         bases = {_base_directory(filesystem, settings.base_path, found.roots)}
-    return partitioning(found.data_directories(), bases, settings, declared)
+    return find_partitioning(found.data_directories(), bases, settings, declared)
 
 
 def _base_directory(filesystem: FileSystem, given: str, roots: Sequence[str]) -> str:
     base = filesystem.path(given)
     if not filesystem.fsspec.isdir(base):
-        raise UsageError(f"the option basePath must name a directory, and {shown(given)} is none")
+        raise UsageError(f"the option basePath must name a directory, and {redact(given)} is none")
     outside = [root for root in roots if not f"{root}/".startswith(f"{base.rstrip('/')}/")]
     if outside:
-        raise UsageError(f"the option basePath is {shown(given)}, but {shown(outside[0])} is not below it")
+        raise UsageError(f"the option basePath is {redact(given)}, but {redact(outside[0])} is not below it")
     return base
 
 
@@ -152,7 +158,7 @@ def _columns(
     in_paths = st.StructType() if partitions is None else partitions.columns
     if declared is not None:
         check_names(declared, case_sensitive, "the schema")
-        return with_partitions(without(declared, in_paths, case_sensitive), in_paths, case_sensitive)
+        return with_partitions(without_columns(declared, in_paths, case_sensitive), in_paths, case_sensitive)
     sources = schema_files(listed, settings.merge_schema)
     if not sources:
         raise UsageError(
@@ -165,7 +171,10 @@ def _columns(
     else:
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:
             schemas = pool.map(lambda file: _file_schema(file, filesystem, settings), sources)
-            data = merged(zip((shown(file.path) for file in sources), schemas, strict=True), case_sensitive)
+            data = merge_schemas(
+                zip((redact(file.path) for file in sources), schemas, strict=True),
+                case_sensitive,
+            )
     check_names(data, case_sensitive, label)
     return with_partitions(data, in_paths, case_sensitive)
 
@@ -173,4 +182,4 @@ def _columns(
 def _file_schema(file: FoundParquetFile, filesystem: Any, settings: ReadSettings) -> st.StructType:
     with open_parquet(file.path, filesystem) as opened:
         metadata = opened.metadata.metadata
-        return spark_schema(file_fields(opened.schema), metadata, settings.rules.leaves, shown(file.path))
+        return spark_schema(file_fields(opened.schema), metadata, settings.rules.leaves, redact(file.path))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.parquet.file_systems import FileSystem, shown
+from sortshuffle.spark.parquet.file_systems import FileSystem, redact
 from sortshuffle.spark.parquet.globs import is_pattern, matching, name_matches
 
 _SUMMARIES = ("_common_metadata", "_metadata")
@@ -66,7 +66,7 @@ class FoundFiles:
         return files
 
 
-def find(filesystem: FileSystem, paths: Sequence[str], name_glob: str | None = None) -> FoundFiles:
+def find_files(filesystem: FileSystem, paths: Sequence[str], name_glob: str | None = None) -> FoundFiles:
     """List the files at and below these paths. ``name_glob``: list only files whose names match it.
 
     Raises `UsageError` for a path that does not exist, or a pattern without a match.
@@ -104,7 +104,7 @@ def _roots(filesystem: FileSystem, given: str) -> list[str]:
     else:
         roots = [path] if filesystem.fsspec.exists(path) else []
     if not roots:
-        raise UsageError(f"there is nothing at {shown(given)}")
+        raise UsageError(f"there is nothing at {redact(given)}")
     return roots
 
 

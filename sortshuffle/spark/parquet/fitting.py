@@ -29,7 +29,7 @@ from pyspark.sql import types as st
 from sortshuffle.errors import SchemaMismatchError, UnsupportedError
 from sortshuffle.spark.parquet.conversions import target_of
 from sortshuffle.spark.parquet.file_schema import FileField, Leaf, leaf_type
-from sortshuffle.spark.parquet.merging import folded
+from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.parquet.settings import FileRules
 
 Conversion: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -94,7 +94,9 @@ class Fitting:
 
     def _named(self, name: str, fields: Sequence[FileField], path: str) -> FileField | None:
         case_sensitive = self.rules.case_sensitive
-        named = [each for each in fields if folded(each.name, case_sensitive) == folded(name, case_sensitive)]
+        named = [
+            each for each in fields if fold_case(each.name, case_sensitive) == fold_case(name, case_sensitive)
+        ]
         if len(named) > 1:
             raise SchemaMismatchError(
                 f"{self.place}: there are several columns that '{path}' could be,"

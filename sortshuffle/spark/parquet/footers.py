@@ -19,8 +19,8 @@ from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_schema import file_fields, leaf_owners
 from sortshuffle.spark.parquet.finding import FoundParquetFile, parent_of
 from sortshuffle.spark.parquet.fitting import Fit
-from sortshuffle.spark.parquet.merging import folded
-from sortshuffle.spark.parquet.pruning import known, may_hold, unpruned, uses
+from sortshuffle.spark.parquet.merging import fold_case
+from sortshuffle.spark.parquet.pruning import can_match, kept_row_groups, known_values, uses
 from sortshuffle.spark.parquet.scanning import ScanSource, readable
 
 
@@ -67,7 +67,10 @@ class Pruning:
             ]
             for directory, values in constants.items()
         }
-        kept = {directory: may_hold(condition, known(pairs), wire) for directory, pairs in partitions.items()}
+        kept = {
+            directory: can_match(condition, known_values(pairs), wire)
+            for directory, pairs in partitions.items()
+        }
         in_files = tuple(column for column in used if column.name not in partition_columns)
         return Pruning(source, condition, in_files, partitions, kept)
 
@@ -78,7 +81,7 @@ class Pruning:
     def row_groups(self, file: FoundParquetFile, filesystem: Any) -> RowGroups:
         """Return a file's row groups that may hold wanted rows. Raises `UsageError` if it is not Parquet."""
         partition = self.partitions.get(parent_of(file.path), ())
-        guarantee = known(partition)
+        guarantee = known_values(partition)
         options: dict[str, Any] = {} if guarantee is None else {"partition_expression": guarantee}
         fragment = ds.ParquetFileFormat().make_fragment(file.path, filesystem, **options)
         with readable(file.path):
@@ -86,7 +89,7 @@ class Pruning:
         wanted: Sequence[int] = range(metadata.num_row_groups)
         if self.condition is not None and self._statistics_apply(metadata, file.path):
             columns = [pa.field(name, value.type) for name, value in partition]
-            wanted = unpruned(fragment, self.condition, columns)
+            wanted = kept_row_groups(fragment, self.condition, columns)
         return self._sized(file.path, metadata, wanted)
 
     def _statistics_apply(self, metadata: Any, path: str) -> bool:
@@ -103,7 +106,7 @@ class Pruning:
 
     def _sized(self, path: str, metadata: Any, wanted: Sequence[int]) -> RowGroups:
         case_sensitive = self.source.rules.case_sensitive
-        owners = [folded(name, case_sensitive) for name in leaf_owners(metadata.schema)]
+        owners = [fold_case(name, case_sensitive) for name in leaf_owners(metadata.schema)]
         row_groups = RowGroups()
         for number in wanted:
             row_group = metadata.row_group(number)

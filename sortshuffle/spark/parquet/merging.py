@@ -15,7 +15,7 @@ from pyspark.sql import types as st
 from sortshuffle.errors import UsageError
 
 
-def merged(schemas: Iterable[tuple[str, st.StructType]], case_sensitive: bool) -> st.StructType:
+def merge_schemas(schemas: Iterable[tuple[str, st.StructType]], case_sensitive: bool) -> st.StructType:
     """Merge the schemas of files, given as (path, schema) in order. Raises `UsageError` with the file, the
     column and both types if types contradict each other."""
     result: st.StructType | None = None
@@ -29,23 +29,25 @@ def with_partitions(data: st.StructType, partitions: st.StructType, case_sensiti
     """Merge the columns of the files with those of the directories."""
     replacements = by_name(partitions, case_sensitive)
     names = by_name(data, case_sensitive)
-    fields = [replacements.get(folded(field.name, case_sensitive), field) for field in data.fields]
-    added = [field for field in partitions.fields if folded(field.name, case_sensitive) not in names]
+    fields = [replacements.get(fold_case(field.name, case_sensitive), field) for field in data.fields]
+    added = [field for field in partitions.fields if fold_case(field.name, case_sensitive) not in names]
     return st.StructType([*fields, *added])
 
 
-def without(schema: st.StructType, left_out: st.StructType, case_sensitive: bool) -> st.StructType:
+def without_columns(schema: st.StructType, left_out: st.StructType, case_sensitive: bool) -> st.StructType:
     """Return ``schema`` without the columns that ``left_out`` has."""
     out = by_name(left_out, case_sensitive)
-    return st.StructType([field for field in schema.fields if folded(field.name, case_sensitive) not in out])
+    return st.StructType(
+        [field for field in schema.fields if fold_case(field.name, case_sensitive) not in out]
+    )
 
 
 def check_names(schema: st.StructType, case_sensitive: bool, place: str) -> None:
     """Raise `UsageError` if two columns, or two fields of one struct at any depth, have the same name."""
     seen: dict[str, str] = {}
     for field in schema.fields:
-        other = seen.get(folded(field.name, case_sensitive))
-        seen[folded(field.name, case_sensitive)] = field.name
+        other = seen.get(fold_case(field.name, case_sensitive))
+        seen[fold_case(field.name, case_sensitive)] = field.name
         if other is not None:
             raise UsageError(
                 f"{place} has two columns of one name, {other} and {field.name}: name the columns that you"
@@ -56,10 +58,10 @@ def check_names(schema: st.StructType, case_sensitive: bool, place: str) -> None
 
 def by_name(schema: st.StructType, case_sensitive: bool) -> dict[str, st.StructField]:
     """Return the fields by folded name."""
-    return {folded(field.name, case_sensitive): field for field in schema.fields}
+    return {fold_case(field.name, case_sensitive): field for field in schema.fields}
 
 
-def folded(name: str, case_sensitive: bool) -> str:
+def fold_case(name: str, case_sensitive: bool) -> str:
     """Return a name in the form in which names are compared."""
     return name if case_sensitive else name.lower()
 
@@ -80,13 +82,13 @@ def _merged_structs(
     others = by_name(right, case_sensitive)
     fields = []
     for field in left.fields:
-        other = others.get(folded(field.name, case_sensitive))
+        other = others.get(fold_case(field.name, case_sensitive))
         if other is None:
             fields.append(field)
             continue
         kind = _merged_types(field.dataType, other.dataType, case_sensitive, path, f"{parent}{field.name}")
         fields.append(st.StructField(field.name, kind, True, field.metadata))
-    return st.StructType([*fields, *without(right, left, case_sensitive).fields])
+    return st.StructType([*fields, *without_columns(right, left, case_sensitive).fields])
 
 
 def _merged_types(

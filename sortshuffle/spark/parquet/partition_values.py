@@ -46,7 +46,7 @@ _AS_STRING = (
 )
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """Replace Hive's escapes: a percent sign and the two hexadecimal digits of a character."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
 
@@ -54,7 +54,7 @@ def unescaped(text: str) -> str:
 # --- from texts to a type -------------------------------------------------------------------------------
 
 
-def inferred(texts: Sequence[str], column: str, settings: ReadSettings) -> st.DataType:
+def infer_type(texts: Sequence[str], column: str, settings: ReadSettings) -> st.DataType:
     """Infer a column's type from its texts. Raises `UnsupportedError` for texts that are refused."""
     kinds = (_kind(text, column, settings) for text in dict.fromkeys(texts))
     return functools.reduce(_wider, kinds)
@@ -75,7 +75,7 @@ def _kind(text: str, column: str, settings: ReadSettings) -> st.DataType:
         return st.DecimalType(precision, 0)
     if _java_double(text) is not None:
         return st.DoubleType()
-    plain = unescaped(text)
+    plain = unescape(text)
     if _TIMESTAMP.fullmatch(plain) and _is_real(plain, column):
         return st.TimestampNTZType() if settings.timestamps_are_ntz else st.TimestampType()
     if _DATE.fullmatch(text) and _is_real(text, column):
@@ -160,12 +160,12 @@ def _digits_of(kind: st.DataType) -> int:
 # --- from texts to values -------------------------------------------------------------------------------
 
 
-def cached(read: Callable[[str], Any]) -> Callable[[str], Any]:
+def with_cache(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Wrap ``read`` in a cache, because texts repeat from directory to directory."""
     return functools.lru_cache(maxsize=1024)(read)
 
 
-def reader(kind: st.DataType, column: str, settings: ReadSettings) -> Callable[[str], Any]:
+def value_reader(kind: st.DataType, column: str, settings: ReadSettings) -> Callable[[str], Any]:
     """Return a function that parses texts or raises `UsageError`. Raises `UnsupportedError` for others."""
     parse = _parser(kind, settings)
     if parse is None:
@@ -197,7 +197,7 @@ def _parser(kind: st.DataType, settings: ReadSettings) -> Callable[[str], Any] |
     if isinstance(kind, st.TimestampType):
         return functools.partial(_instant, zone=_zone(settings.timezone))
     others: dict[type[st.DataType], Callable[[str], Any]] = {
-        st.StringType: unescaped,
+        st.StringType: unescape,
         st.BinaryType: str.encode,
         st.BooleanType: lambda text: {"true": True, "false": False}.get(text.lower()),
         st.DateType: _day,
@@ -225,7 +225,7 @@ def _day(text: str) -> dt.date | None:
 
 
 def _moment(text: str) -> dt.datetime | None:
-    plain = unescaped(text)
+    plain = unescape(text)
     if not (_TIMESTAMP.fullmatch(plain) or _DATE.fullmatch(plain)):
         return None
     try:

@@ -20,10 +20,10 @@ from typing import Any
 from pyspark.sql import types as st
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.parquet.file_systems import shown
+from sortshuffle.spark.parquet.file_systems import redact
 from sortshuffle.spark.parquet.finding import parent_of
-from sortshuffle.spark.parquet.merging import folded
-from sortshuffle.spark.parquet.partition_values import NULL, cached, inferred, reader, unescaped
+from sortshuffle.spark.parquet.merging import fold_case
+from sortshuffle.spark.parquet.partition_values import NULL, infer_type, unescape, value_reader, with_cache
 from sortshuffle.spark.parquet.settings import ReadSettings
 
 
@@ -45,7 +45,7 @@ class _Parsed:
     base: str
 
 
-def partitioning(
+def find_partitioning(
     directories: Sequence[str],
     base_paths: Collection[str],
     settings: ReadSettings,
@@ -66,9 +66,9 @@ def partitioning(
     for at, (name, _) in enumerate(partitions[0].columns):
         texts = [each.columns[at][1] for each in partitions]
         field = _declared_field(name, declared, settings.rules.case_sensitive)
-        kind = inferred(texts, name, settings) if field is None else field.dataType
+        kind = infer_type(texts, name, settings) if field is None else field.dataType
         columns = columns.add(name if field is None else field.name, kind)
-        read = cached(reader(kind, name, settings))
+        read = with_cache(value_reader(kind, name, settings))
         values.append([None if text == NULL else read(text) for text in texts])
     by_directory = zip((each.directory for each in partitions), zip(*values, strict=True), strict=True)
     return Partitioning(columns, dict(by_directory))
@@ -96,8 +96,8 @@ def _column(name: str, path: str) -> tuple[str, str]:
     column, text = name.split("=", 1)
     if not column or not text:
         missing = "column name in front of" if not column else "value behind"
-        raise UsageError(f"the directory {shown(path)} has no {missing} its '='")
-    return unescaped(column), text
+        raise UsageError(f"the directory {redact(path)} has no {missing} its '='")
+    return unescape(column), text
 
 
 def _check_bases(parsed: Sequence[_Parsed]) -> None:
@@ -112,10 +112,10 @@ def _check_bases(parsed: Sequence[_Parsed]) -> None:
 def _check_names(partitions: Sequence[_Parsed], case_sensitive: bool) -> None:
     lists: dict[tuple[str, ...], str] = {}
     for each in partitions:
-        names = tuple(folded(name, case_sensitive) for name, _ in each.columns)
+        names = tuple(fold_case(name, case_sensitive) for name, _ in each.columns)
         lists.setdefault(names, each.directory)
     if len(lists) > 1:
-        shown_lists = [f"{', '.join(names)} ({shown(directory)})" for names, directory in lists.items()]
+        shown_lists = [f"{', '.join(names)} ({redact(directory)})" for names, directory in lists.items()]
         raise UsageError(
             f"the directories name different partition columns: {_few(shown_lists)}. Data files must be at"
             " one depth, and directories of one depth have one column"
@@ -128,5 +128,5 @@ def _few(texts: Sequence[str]) -> str:
 
 
 def _declared_field(name: str, declared: st.StructType | None, case_sensitive: bool) -> st.StructField | None:
-    wanted = folded(name, case_sensitive)
-    return next((field for field in declared or () if folded(field.name, case_sensitive) == wanted), None)
+    wanted = fold_case(name, case_sensitive)
+    return next((field for field in declared or () if fold_case(field.name, case_sensitive) == wanted), None)

@@ -44,7 +44,7 @@ def may_prune(condition: Any, schema: pa.Schema) -> bool:
     )
 
 
-def known(partition: Sequence[tuple[str, pa.Scalar]]) -> Any:
+def known_values(partition: Sequence[tuple[str, pa.Scalar]]) -> Any:
     """Return an expression that says which values these columns have; None if there are no columns."""
     terms = [
         pc.field(name) == value if value.is_valid else pc.field(name).is_null() for name, value in partition
@@ -52,7 +52,7 @@ def known(partition: Sequence[tuple[str, pa.Scalar]]) -> Any:
     return functools.reduce(operator.and_, terms) if terms else None
 
 
-def may_hold(condition: Any, guarantee: Any, schema: pa.Schema) -> bool:
+def can_match(condition: Any, guarantee: Any, schema: pa.Schema) -> bool:
     """Return whether rows can satisfy the condition if ``guarantee``, None for none, is true of them."""
     if guarantee is None:
         return True
@@ -65,7 +65,7 @@ def may_hold(condition: Any, guarantee: Any, schema: pa.Schema) -> bool:
         return True
 
 
-def unpruned(fragment: Any, condition: Any, partition: Sequence[pa.Field]) -> Sequence[int]:
+def kept_row_groups(fragment: Any, condition: Any, partition: Sequence[pa.Field]) -> Sequence[int]:
     """Return the row groups of a file that the condition does not exclude by their statistics. ``partition``:
     the columns of the fragment's guarantee."""
     guaranteed = {column.name for column in partition}

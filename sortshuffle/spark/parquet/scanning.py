@@ -23,7 +23,7 @@ from sortshuffle.errors import UsageError
 from sortshuffle.options import MIB
 from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.parquet.file_schema import file_fields
-from sortshuffle.spark.parquet.file_systems import FileSystem, shown
+from sortshuffle.spark.parquet.file_systems import FileSystem, redact
 from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting
 from sortshuffle.spark.parquet.packing import Piece
 from sortshuffle.spark.parquet.settings import FileRules
@@ -45,7 +45,7 @@ class ScanSource:
     def fitting(self, metadata: Any, path: str) -> Fitting:
         """Return the fitting of the file with this metadata."""
         calendars = Calendars.of(metadata.metadata, self.rules)
-        return Fitting(self.rules, calendars, f"the scan of {shown(path)}")
+        return Fitting(self.rules, calendars, f"the scan of {redact(path)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ParquetScan:
         if columns:
             arrays = [column.of(batch) for column in columns]
             batch = pa.RecordBatch.from_arrays(arrays, names=self.schema.names)
-        for conformed in conform(batch, self.schema, f"the scan of {shown(path)}"):
+        for conformed in conform(batch, self.schema, f"the scan of {redact(path)}"):
             yield conformed if self.filter_by is None else conformed.filter(self.filter_by)
 
 
@@ -147,4 +147,4 @@ def readable(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{shown(path)} cannot be read as a Parquet file: {error}") from error
+        raise UsageError(f"{redact(path)} cannot be read as a Parquet file: {error}") from error

@@ -75,7 +75,7 @@ class FrameContext:
         of_context, options = context_settings(session), Options.of(settings_of(session))
         check_sparks_shuffle(of_context, options)
         application = application_of(session)
-        options = shared_storage.use(context_of(session), options, application)
+        options = shared_storage.note_use(context_of(session), options, application)
         return FrameContext(
             session,
             options,

@@ -49,7 +49,7 @@ def exchanged_size(exchange: ShuffleDependency) -> int | None:
     """Return the bytes of an exchange's rows: those written if its map stage has run, else an estimate."""
     number, upstream = exchange.stage().number, exchange.upstream
     reports = [report for (stage, _), report in upstream.context.reports.value.items() if stage == number]
-    if not reports or len(reports) < skew.laid_out(upstream).partitions():
+    if not reports or len(reports) < skew.sliced_origin(upstream).partitions():
         return estimated_size(upstream)
     outputs = [report.outputs[exchange.number] for report in reports if exchange.number in report.outputs]
     return sum(output.counts["raw_bytes_written"] for output in outputs)

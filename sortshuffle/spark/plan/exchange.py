@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.spark.plan.chain import Chain, MapStage, next_number
 from sortshuffle.spark.plan.fanout import fan_out_of
-from sortshuffle.spark.plan.measured_sizes import Sizes, measured
+from sortshuffle.spark.plan.measured_sizes import Sizes, measure_sizes
 from sortshuffle.spark.plan.schemes import Scheme
 from sortshuffle.spark.session.planner import ControlRows
 from sortshuffle.spark.worker.map_output import WriteExchange
@@ -124,7 +124,7 @@ class Exchange:
         with self._sizes_lock:
             if self._sizes is None:
                 service = self.upstream.context.host_service()
-                self._sizes = measured(self.number, self.control(), self.subpartitions, service)
+                self._sizes = measure_sizes(self.number, self.control(), self.subpartitions, service)
             return self._sizes
 
     @property

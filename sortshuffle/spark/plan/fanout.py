@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.plan.chain import Branch, Chain, MapStage, ShuffleDependency
-from sortshuffle.spark.plan.staging import staged
+from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.classic_planner import rdd_of
 from sortshuffle.spark.session.planner import ControlRows
 from sortshuffle.spark.worker.map_output import WriteExchange, WriteExchanges
@@ -157,7 +157,9 @@ def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[Control
     )
     numbers = ", ".join(str(exchange.number) for exchange in exchanges)
     upstream, purpose = exchanges[0].upstream, f"writes exchange {numbers}"
-    rows = staged(upstream, stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=purpose)
+    rows = plan_stage(
+        upstream, stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=purpose
+    )
     label = "sortshuffle " + "; ".join(branch.text for branch in stage.branches)
     context = upstream.context
     control = context.planner.control(rows, sizes, label)

@@ -1,7 +1,7 @@
 """Tells Spark's planner about a frame: where its rows are, how they are sorted, and their size.
 
-Spark sees the frame's last stage as a Python function, of which it knows nothing. `hinted` replaces it by a
-`LogicalRDD`, a scan of the stage's rows that makes three claims:
+Spark sees the frame's last stage as a Python function, of which it knows nothing. `with_hints` replaces it by
+a `LogicalRDD`, a scan of the stage's rows that makes three claims:
 
     outputPartitioning   the rows are where Spark's hash of these columns would place them
     outputOrdering       each partition is sorted by these columns
@@ -56,10 +56,10 @@ def for_spark(df: DataFrame, chain: Chain, layout: Layout, stage: int) -> DataFr
     """
     if isinstance(chain.origin, DataFrameOrigin) or not is_classic(df.sparkSession):
         return df
-    return hinted(df, layout, estimated_size(chain), stage_name(stage, chain.origin))
+    return with_hints(df, layout, estimated_size(chain), stage_name(stage, chain.origin))
 
 
-def hinted(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshuffle") -> DataFrame:
+def with_hints(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshuffle") -> DataFrame:
     """Return the same rows and partitions with claims about them. ``size``: bytes, None if unknown. ``name``:
     the name of the rows in Spark's plans.
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from sortshuffle.options import Options
 from sortshuffle.spark.session.naming import call_site
 from sortshuffle.spark.session.service import HostService
-from sortshuffle.spark.steps.subpartition_sizes import summed
+from sortshuffle.spark.steps.subpartition_sizes import sum_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Sizes:
         return [number for number, size in enumerate(self.totals) if size > least]
 
 
-def measured(exchange: int, control: DataFrame, subpartitions: int, service: HostService) -> Sizes:
+def measure_sizes(exchange: int, control: DataFrame, subpartitions: int, service: HostService) -> Sizes:
     """Add up control rows in a job. ``exchange``: its number. ``service``: that of each task's host."""
 
     def run(batches: Any) -> Any:
-        return summed(batches, service)
+        return sum_sizes(batches, service)
 
     context = control.sparkSession.sparkContext
     few = max(1, min(subpartitions, context.defaultParallelism))  # a partition's rows stay together

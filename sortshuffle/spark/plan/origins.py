@@ -32,7 +32,7 @@ from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import parse_size
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.parquet.files import ParquetFiles, ScanPlan
-from sortshuffle.spark.parquet.merging import folded
+from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.parquet.packing import Packing, Piece
 from sortshuffle.spark.parquet.pruning import may_prune
 from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
@@ -40,7 +40,7 @@ from sortshuffle.spark.plan.estimated_sizes import combined_size, estimated_size
 from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.once import once
 from sortshuffle.spark.plan.skew import runs_on_any_part
-from sortshuffle.spark.plan.staging import staged
+from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.planner_choice import planner_of
 from sortshuffle.spark.steps.scan import Scan
 from sortshuffle.spark.worker.several import ChainInput, CombineLegs, ReadCoalesced, ReadTogether, ReadUnion
@@ -130,7 +130,7 @@ class ParquetOrigin(Origin):
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         """Return the bytes of the row groups and columns that the scan reads, scaled as Spark does."""
         case_sensitive = self.files.source.rules.case_sensitive
-        names = {folded(name, case_sensitive) for name in self.file_columns}
+        names = {fold_case(name, case_sensitive) for name in self.file_columns}
         size = sum(self.plan.column_bytes.get(name, 0) for name in names)
         spark: Any = self.spark
         factor = float(spark._jsparkSession.sessionState().conf().fileCompressionFactor())
@@ -298,7 +298,7 @@ class SparkUnionOrigin(_OriginOfChains):
     @once
     def _union(self) -> DataFrameOrigin:
         frames = [
-            staged(chain, number, ToSpark(), chain.schema)
+            plan_stage(chain, number, ToSpark(), chain.schema)
             for chain, number in zip(self.inputs, self.numbers, strict=True)
         ]
         return DataFrameOrigin(functools.reduce(DataFrame.unionAll, frames), self.inputs[0].wire)

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 
 from sortshuffle.partitioner import SortKey, determine_bounds
 from sortshuffle.spark.plan.chain import Chain, WrappedOrigin
-from sortshuffle.spark.plan.staging import staged
+from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.worker.key_samples import COLUMNS, SampleKeys
 
 SAMPLE_SIZE = "spark.sql.execution.rangeExchange.sampleSizePerPartition"
@@ -96,7 +96,7 @@ class Sampling:
         origin = _Planned(self.upstream.origin, self._rows)
         chain = replace(self.upstream, origin=origin)
         closing = SampleKeys(self.columns, size)
-        rows = staged(chain, self.stage, closing, COLUMNS, purpose="samples keys").collect()
+        rows = plan_stage(chain, self.stage, closing, COLUMNS, purpose="samples keys").collect()
         samples = map(KeySample.unpacked, rows)
         return {sample.producer: sample for sample in samples if sample.rows}
 

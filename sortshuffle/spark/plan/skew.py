@@ -120,7 +120,7 @@ def runs_on_any_part(steps: Sequence[Step]) -> bool:
 # ---- how it is put into the plan ------------------------------------------------------------------------
 
 
-def laid_out(chain: Chain) -> Origin:
+def sliced_origin(chain: Chain) -> Origin:
     """Return a chain's origin with large subpartitions in slices. May run the map stages of its exchanges."""
     exchanges = sliceable(chain)
     if not exchanges:

@@ -14,7 +14,7 @@ from sortshuffle.spark.worker.reports import wants_log
 from sortshuffle.spark.worker.stages import Closing, Stage, Step
 
 
-def staged(
+def plan_stage(
     chain: Chain,
     number: int,
     closing: Closing,
@@ -31,7 +31,7 @@ def staged(
     """
     context = chain.context
     check_workers(context.spark, context.services.key is not None)
-    origin = skew.laid_out(chain)
+    origin = skew.sliced_origin(chain)
     rows = origin.rows()
     stage = Stage(
         number,

@@ -72,7 +72,7 @@ class RddContext:
             settings = of_context
         options = Options.of(settings)
         check_sparks_shuffle(of_context, options)
-        options = shared_storage.use(context, options, context.applicationId)
+        options = shared_storage.note_use(context, options, context.applicationId)
         services = ServiceSettings.of(options, context.applicationId, of_context)
         return RddContext(context, options, SourceReports(context), services)
 

@@ -97,10 +97,10 @@ class RecordStage:
                 return
             opened.enter_context(rare_collections())
             stream = self.opening.open(Received(received, bool(self.steps)), task, opened)
-            yield from self.closing.close(through(self.steps, stream, task, opened), task, opened)
+            yield from self.closing.close(apply_steps(self.steps, stream, task, opened), task, opened)
 
 
-def through(steps: Sequence[Step], stream: RecordStream, task: Task, opened: ExitStack) -> RecordStream:
+def apply_steps(steps: Sequence[Step], stream: RecordStream, task: Task, opened: ExitStack) -> RecordStream:
     """Return the stream of the steps' results."""
     for step in steps:
         if isinstance(step, HoldingStep):

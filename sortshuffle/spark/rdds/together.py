@@ -17,7 +17,7 @@ from typing import Any
 from sortshuffle.payload.pickled import Chunk, Pairs
 from sortshuffle.spark.rdds.control_rows import Received
 from sortshuffle.spark.rdds.holding import CoGroup
-from sortshuffle.spark.rdds.stages import RecordOpening, holders_of, through
+from sortshuffle.spark.rdds.stages import RecordOpening, apply_steps, holders_of
 from sortshuffle.spark.rdds.steps import Step
 from sortshuffle.spark.rdds.streams import RecordStream
 from sortshuffle.spark.worker.task import Task
@@ -47,7 +47,7 @@ class RecordInput:
 
     def chunks(self, received: Received, task: Task, opened: ExitStack) -> Iterator[Chunk]:
         stream = self.opening.open(received, task, opened)
-        for chunk in through(self.steps, stream, task, opened).chunks():
+        for chunk in apply_steps(self.steps, stream, task, opened).chunks():
             yield chunk if isinstance(chunk, Pairs) else _first_two(chunk)
 
 

@@ -30,7 +30,7 @@ from sortshuffle.spark.rdds.control_rows import ControlRow, control_rows, passed
 from sortshuffle.spark.rdds.key_selectors import KeySelectors, RoundRobinKeySelector
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, RecordStream, tuples_of
 from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
-from sortshuffle.spark.worker.placements import turn
+from sortshuffle.spark.worker.placements import first_subpartition
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.writing.frame_encoder import frame_layout
 from sortshuffle.writing.frame_partition import FrameResultPartition
@@ -137,7 +137,7 @@ class _RecordOutput:
             selector = exchange.selector
             if isinstance(selector, RoundRobinKeySelector):
                 selector = RoundRobinKeySelector(
-                    selector.subpartitions, turn(task.partition, selector.subpartitions)
+                    selector.subpartitions, first_subpartition(task.partition, selector.subpartitions)
                 )
             serializer = pack_any if exchange.whole else PAIR_SERIALIZERS[ValueKind.PLAIN]
             writer = opened.enter_context(RecordWriter(selector, serializer, partition, metrics))
@@ -209,7 +209,7 @@ def _partition(
     header = FileHeader(
         file_id=secrets.token_bytes(16),
         subpartitions=subpartitions,
-        first_subpartition=turn(task.partition, subpartitions),
+        first_subpartition=first_subpartition(task.partition, subpartitions),
         codec=Codec[options.codec.upper()],
         payload_kind=PayloadKind.PICKLE,
     )

@@ -38,7 +38,7 @@ _ends: dict[str, _End] = {}
 _lock = threading.Lock()  # of _ends
 
 
-def use(context: SparkContext | None, options: Options, application: str) -> Options:
+def note_use(context: SparkContext | None, options: Options, application: str) -> Options:
     """Note that a frame writes to the storage that its options name, if any. Return the options for its
     tasks, which name the directory of this application there. ``context``: None over Connect.
 

@@ -53,7 +53,7 @@ class ShuffledJoin:
         held = HeldRows(memory)
         try:
             if held.fill(smaller.rows):
-                build = BuildTable(self.spec, held.joined(self._schema(build_left)), is_left=build_left)
+                build = BuildTable(self.spec, held.concatenate(self._schema(build_left)), is_left=build_left)
                 yield from probe(self.spec, build, larger.rows)
             else:
                 smaller.rows = chain(held.handed_on(), smaller.rows)

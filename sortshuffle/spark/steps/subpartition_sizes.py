@@ -15,7 +15,7 @@ from sortshuffle.spark.worker.task import report_loss_to_spark
 _SIZES = pa.schema([("subpartition", pa.int32()), ("map_index", pa.int32()), ("bytes", pa.int64())])
 
 
-def summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator[pa.RecordBatch]:
+def sum_sizes(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator[pa.RecordBatch]:
     """Sum the raw bytes of subpartitions. ``batches``: all control rows of each. Yield a row per map output
     of a subpartition above ``skew_threshold``, and one row with a null map index of any other."""
     sizes: dict[int, dict[int, int]] = {}

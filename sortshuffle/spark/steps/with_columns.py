@@ -37,7 +37,7 @@ class WithColumns(PerBatchStep):
 
     def _evaluate(self, batch: pa.RecordBatch, expressions: Sequence[Any]) -> pa.Table:
         try:
-            return evaluated(batch, expressions, self.wire.names)
+            return evaluate(batch, expressions, self.wire.names)
         except pa.ArrowInvalid as error:  # "overflow", for example, says little by itself
             raise pa.ArrowInvalid(f"{self.label}: {error}") from error
 
@@ -49,7 +49,7 @@ class WithColumns(PerBatchStep):
         return self.label
 
 
-def evaluated(batch: pa.RecordBatch, expressions: Sequence[Any], names: Sequence[str]) -> pa.Table:
+def evaluate(batch: pa.RecordBatch, expressions: Sequence[Any], names: Sequence[str]) -> pa.Table:
     """Evaluate expressions over the columns of ``batch``. Raises whatever Arrow raises."""
     rows = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
     columns = acero.Declaration("project", acero.ProjectNodeOptions(expressions, list(names)))

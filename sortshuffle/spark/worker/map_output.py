@@ -24,8 +24,8 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.control import SparkMapOutput, control_batches
 from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
-from sortshuffle.spark.worker.placements import Placement, turn
-from sortshuffle.spark.worker.stages import Batches, Step, through
+from sortshuffle.spark.worker.placements import Placement, first_subpartition
+from sortshuffle.spark.worker.stages import Batches, Step, apply_step
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.writing.encoders import PartitionLayout
@@ -129,7 +129,7 @@ class _ExchangeOutput:
             return iter((batch,))
         rows: Batches = iter((batch,))
         for step in self.exchange.steps:
-            rows = through(step, rows, self._task)
+            rows = apply_step(step, rows, self._task)
         return self._task.metrics.timed(rows, "chain")
 
     def _open(self) -> RowResultPartition:
@@ -137,7 +137,7 @@ class _ExchangeOutput:
         header = FileHeader(
             file_id=secrets.token_bytes(16),
             subpartitions=exchange.subpartitions,
-            first_subpartition=turn(task.partition, exchange.subpartitions),
+            first_subpartition=first_subpartition(task.partition, exchange.subpartitions),
             codec=Codec[options.codec.upper()],
             payload_kind=PayloadKind.ARROW,
         )

@@ -77,7 +77,7 @@ class RoundRobinPlacement:
             return GlobalSelector()
         if not self.reproducible:
             return RowHashSelector(subpartitions)
-        return RoundRobinSelector(subpartitions, turn(map_index, subpartitions))
+        return RoundRobinSelector(subpartitions, first_subpartition(map_index, subpartitions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,6 @@ class BroadcastPlacement:
         return BroadcastSelector(subpartitions)
 
 
-def turn(map_index: int, subpartitions: int) -> int:
+def first_subpartition(map_index: int, subpartitions: int) -> int:
     """Return the subpartition at which a map task begins. Neighbouring tasks begin far apart."""
     return int(map_index * GOLDEN_RATIO % 1.0 * subpartitions)

@@ -102,7 +102,7 @@ def holders_of(steps: Sequence[Step]) -> int:
     return sum(isinstance(step, TaskStep) and step.holds for step in steps)
 
 
-def through(step: Step, batches: Batches, task: Task) -> Batches:
+def apply_step(step: Step, batches: Batches, task: Task) -> Batches:
     """Apply a step to batches."""
     if isinstance(step, TaskStep):
         return step.run(batches, task, task.holding(step.describe()))
@@ -230,5 +230,5 @@ def apply_steps(rows: Batches, steps: Sequence[Step], task: Task, opened: ExitSt
     """Apply steps to ``rows``. ``opened`` closes every link, the last one first."""
     rows = opened.enter_context(CloseAtEnd(rows))
     for step in steps:
-        rows = opened.enter_context(CloseAtEnd(through(step, rows, task)))
+        rows = opened.enter_context(CloseAtEnd(apply_step(step, rows, task)))
     return rows

@@ -72,7 +72,7 @@ def mounted_path(url: str) -> str | None:
     return None
 
 
-def mounted(file: PartitionedFile) -> PartitionedFile | None:
+def mounted_file(file: PartitionedFile) -> PartitionedFile | None:
     """Return the same map output by its local path; None unless it is in a mounted directory."""
     base = mounted_path(file.base)
     return None if base is None else PartitionedFile(base)

@@ -329,7 +329,7 @@ class _Inspector:
             return problem
         self._table = RegionTable(index.entries, index.kinds)
         self._writer, self._schema, self._data_bytes = index.writer, index.schema, index.data_bytes
-        self._faults += misplaced(self._table, index.header, path)
+        self._faults += find_misplaced(self._table, index.header, path)
         if self._table.end != index.data_bytes:
             what = "the extents do not end where the data file should"
             self._fault(path, what, None, index.data_bytes, self._table.end)
@@ -380,7 +380,7 @@ def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
     return RegionTable(entries[: len(kinds)], tuple(kinds))
 
 
-def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[FileFault]:
+def find_misplaced(table: RegionTable, header: FileHeader, path: str) -> list[FileFault]:
     """Return faults for entries that leave a gap or overlap: extents must be adjacent, from the header to the
     end of the data file."""
     faults: list[FileFault] = []

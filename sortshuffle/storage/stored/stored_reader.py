@@ -39,7 +39,7 @@ from sortshuffle.storage.files.reader import read_index, verified_index
 from sortshuffle.storage.files.urls import (
     is_final,
     is_past_end,
-    mounted,
+    mounted_file,
     open_store,
     retry,
     store_errors,
@@ -203,7 +203,7 @@ def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> In
 
     Raises `MissingDataError`, `CorruptDataError`; OSError if the store cannot be read.
     """
-    local = mounted(file)
+    local = mounted_file(file)
     if local is not None:
         return retry(lambda: read_index(local, file_id, mounted=True))
     url = file.index_path

@@ -19,7 +19,7 @@ from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase
 
 from sortshuffle.compute.aggregate.aggregation import AggregateCall, Aggregation, FirstRows, Reducer
 from sortshuffle.compute.aggregate.choices import Collect, Extreme, First
-from sortshuffle.compute.aggregate.columns import normalised
+from sortshuffle.compute.aggregate.columns import normalise
 from sortshuffle.compute.aggregate.functions import (
     AverageDecimal,
     AverageDouble,
@@ -32,7 +32,7 @@ from sortshuffle.compute.aggregate.functions import (
     Variance,
 )
 from sortshuffle.compute.aggregate.partial import partial
-from sortshuffle.compute.aggregate.results import first_rows, joined, results
+from sortshuffle.compute.aggregate.results import first_rows, join_small, results
 from sortshuffle.errors import ResultOverflowError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
@@ -488,15 +488,15 @@ def test_keys_come_out_normalised_inside_of_structs_too() -> None:
     column = pa.array(
         [None, {"d": -0.0, "f": None}, {"d": None, "f": {"x": -0.0}}, {"d": -math.nan, "f": {"x": 1.5}}], kind
     )
-    assert repr(normalised(column).to_pylist()) == repr(
+    assert repr(normalise(column).to_pylist()) == repr(
         [None, {"d": 0.0, "f": None}, {"d": None, "f": {"x": 0.0}}, {"d": math.nan, "f": {"x": 1.5}}]
     )
-    assert normalised(column).type == kind
-    bits = np.asarray(normalised(pa.array([-math.nan, math.nan]))).view(np.int64)
+    assert normalise(column).type == kind
+    bits = np.asarray(normalise(pa.array([-math.nan, math.nan]))).view(np.int64)
     assert bits[0] == bits[1]
-    assert repr(normalised(column.slice(1, 2)).to_pylist()) == repr(normalised(column).to_pylist()[1:3])
+    assert repr(normalise(column.slice(1, 2)).to_pylist()) == repr(normalise(column).to_pylist()[1:3])
     plain = pa.array([1, None])
-    assert normalised(plain) is plain
+    assert normalise(plain) is plain
 
 
 def test_columns_of_states_have_names_of_their_own() -> None:
@@ -558,5 +558,5 @@ def test_batches_are_joined_up_to_a_size_and_empty_ones_left_out() -> None:
         for rows in (0, 1, 1, 0, 5, 20, 1):
             yield pa.record_batch([np.arange(rows)], ["n"])
 
-    assert [batch.num_rows for batch in joined(batches(), 10)] == [7, 20, 1]
-    assert list(joined(iter([]), 10)) == []
+    assert [batch.num_rows for batch in join_small(batches(), 10)] == [7, 20, 1]
+    assert list(join_small(iter([]), 10)) == []

@@ -16,7 +16,7 @@ from sortshuffle.compute.groups.gathering import (
     GATHERED_ROWS,
     SMALL_BYTES,
     SMALL_ROWS,
-    gathered,
+    gather,
 )
 
 
@@ -29,13 +29,13 @@ def numbers(start: int, rows: int) -> pa.RecordBatch:
 
 
 def sizes(batches: Sequence[pa.RecordBatch]) -> list[int]:
-    return [batch.num_rows for batch in gathered(stream(batches))]
+    return [batch.num_rows for batch in gather(stream(batches))]
 
 
 @given(st.lists(st.sampled_from([1, 2, 500, SMALL_ROWS, SMALL_ROWS + 1, 20_000]), max_size=40))
 def test_rows_and_their_order_stay(rows: list[int]) -> None:
     starts = np.cumsum([0, *rows])
-    found = list(gathered(stream([numbers(*each) for each in zip(starts, rows, strict=False)])))
+    found = list(gather(stream([numbers(*each) for each in zip(starts, rows, strict=False)])))
     assert [n for batch in found for n in batch["n"].to_pylist()] == list(range(sum(rows)))
     assert sum(batch.num_rows < SMALL_ROWS for batch in found) <= 1 + sum(each > SMALL_ROWS for each in rows)
 
@@ -54,7 +54,7 @@ def test_how_many_wait() -> None:
 
 def test_a_batch_that_is_not_small_is_passed_as_it_is() -> None:
     for batch in (numbers(0, SMALL_ROWS + 1), pa.record_batch({"t": ["x" * (SMALL_BYTES + 1)]})):
-        (found,) = gathered(stream([batch]))
+        (found,) = gather(stream([batch]))
         assert found is batch
 
 
@@ -69,7 +69,7 @@ def test_a_slice_does_not_keep_what_it_was_cut_from() -> None:
             yield pa.record_batch([column], ["n"]).slice(50_000, 1)
             del column
 
-    (found,) = gathered(slices())
+    (found,) = gather(slices())
     assert found["n"].to_pylist() == [50_000] * 10
     assert max(held) == 0
 
@@ -89,7 +89,7 @@ def test_closing_closes_what_makes_the_batches() -> None:
         finally:
             events.append("closed")
 
-    found = gathered(source())
+    found = gather(source())
     assert next(found).num_rows == 5000
     assert isinstance(found, Iterator)
     found.close()  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def test_closing_closes_what_makes_the_batches() -> None:
 def test_columns_of_every_type_come_out_the_same(data: st.DataObject) -> None:
     batch = data.draw(record_batches())
     parts = [batch.slice(row, 1) for row in range(batch.num_rows)]
-    found = list(gathered(stream(parts)))
+    found = list(gather(stream(parts)))
     assert len(found) <= 1
     assert all(each.equals(batch) for each in found)
     assert sum(each.num_rows for each in found) == batch.num_rows

@@ -339,10 +339,10 @@ def test_held_rows_say_when_they_are_too_much_and_are_handed_on() -> None:
     assert len(list(coming)) == 4
     assert memory.used == 0
     assert held.fill(iter([batch.slice(0, 0), batch, batch]))
-    assert held.joined(batch.schema).num_rows == 200
+    assert held.concatenate(batch.schema).num_rows == 200
     held.release()
     assert memory.used == 0
-    assert HeldRows(memory).joined(batch.schema).schema == batch.schema
+    assert HeldRows(memory).concatenate(batch.schema).schema == batch.schema
 
 
 @given(key_sides(most_keys=1), st.sampled_from(KINDS))

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from parquet_cases import ONE_SPLIT, write
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.parquet.file_systems import FileSystem, shown
+from sortshuffle.spark.parquet.file_systems import FileSystem, redact
 from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.settings import LeafRules, ReadSettings
 from sortshuffle.spark.schema import to_arrow
@@ -128,5 +128,5 @@ def test_paths_on_several_file_systems_are_refused(tmp_path: Path) -> None:
 
 
 def test_users_and_passwords_of_urls_are_not_shown() -> None:
-    assert shown("ftp://me:word@host/dir/a@b") == "ftp://host/dir/a@b"
-    assert shown("/a@b/c") == "/a@b/c"
+    assert redact("ftp://me:word@host/dir/a@b") == "ftp://host/dir/a@b"
+    assert redact("/a@b/c") == "/a@b/c"

@@ -239,7 +239,7 @@ def test_nothing_is_claimed_of_rows_that_are_somewhere_else(left: DataFrame) -> 
 
 def test_a_layout_of_another_number_of_partitions_is_not_believed(left: DataFrame) -> None:
     df = sortshuffle.frame(left).repartition(3, "k").toDF()
-    claimed = hints.hinted(df, Layout((0,), 2), None)
+    claimed = hints.with_hints(df, Layout((0,), 2), None)
     assert nodes(claimed.groupBy("k").count())[0] == 1
     assert describe(Layout((0,), 2), df.columns, 3) == ""
 
@@ -264,7 +264,7 @@ def test_where_spark_cannot_be_told_the_frame_stays_what_it_is(
     assert told(frame) is frame.toDF()
     assert "Spark is not told how rows are laid out" in caplog.text
     # nothing to tell
-    assert hints.hinted(left, Layout(), None) is left
+    assert hints.with_hints(left, Layout(), None) is left
     behind_spark = sortshuffle.frame(left).mapInArrow(same, left.schema)
     assert told(behind_spark) is behind_spark.toDF()
 

@@ -281,7 +281,7 @@ def test_where_the_driver_cannot_reach_the_storage_it_warns(spark: SparkSession)
     """It need not have the library of a store that only the workers use."""
     context = SimpleNamespace(applicationId="nobody", _jsc=object(), stopped=0)
     context.stop = lambda: setattr(context, "stopped", context.stopped + 1)
-    shared_storage.use(context, Options(directories=("gs://bucket/prefix",)), "nobody")  # type: ignore[arg-type]
+    shared_storage.note_use(context, Options(directories=("gs://bucket/prefix",)), "nobody")  # type: ignore[arg-type]
     with pytest.warns(RuntimeWarning, match="clean gs://bucket/prefix --application nobody-[0-9a-f]{32}"):
         context.stop()
     context.stop()
@@ -293,13 +293,13 @@ def test_drivers_of_one_application_id_share_no_directory(tmp_path: Path) -> Non
     root = f"file://{tmp_path}"
     options = Options(directories=(root,))
     stopped = SimpleNamespace(_jsc=object(), stop=lambda: None)
-    ours = shared_storage.use(stopped, options, "app-20261122-0000").storage_url  # type: ignore[arg-type]
-    use = f"shared_storage.use(None, Options(directories=({root!r},)), 'app-20261122-0000').storage_url"
+    ours = shared_storage.note_use(stopped, options, "app-20261122-0000").storage_url  # type: ignore[arg-type]
+    use = f"shared_storage.note_use(None, Options(directories=({root!r},)), 'app-20261122-0000').storage_url"
     modules = "from sortshuffle.options import Options; from sortshuffle.spark.session import shared_storage"
     (theirs,) = printed(f"{modules}; print({use})")
     for directory in (ours, theirs):
         write_pair(directory, Pair(2))
-    assert shared_storage.use(None, options, "app-20261122-0000").storage_url == ours
+    assert shared_storage.note_use(None, options, "app-20261122-0000").storage_url == ours
     stopped.stop()
     assert os.listdir(tmp_path) == [os.path.basename(theirs)]
 

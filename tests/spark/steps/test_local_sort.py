@@ -16,7 +16,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import KIB, MIB, Options
 from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.spark.steps.local_sort import LocalSort
-from sortshuffle.spark.worker.stages import TaskStep, holders_of, through
+from sortshuffle.spark.worker.stages import TaskStep, apply_step, holders_of
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -57,7 +57,7 @@ def batches() -> Iterator[pa.RecordBatch]:
 @pytest.mark.parametrize(("memory", "spills"), [(32 * MIB, False), (512 * KIB, True)])
 def test_rows_come_in_order_with_ties_as_they_came(memory: int, spills: bool, tmp_path: Path) -> None:
     task = task_with(memory, tmp_path)
-    found = pa.Table.from_batches(through(STEP, batches(), task), SCHEMA)
+    found = pa.Table.from_batches(apply_step(STEP, batches(), task), SCHEMA)
 
     whole = rows()
     expected = whole.take(pa.array(np.argsort(-np.asarray(whole["key"]), kind="stable")))
@@ -71,7 +71,7 @@ def test_rows_come_in_order_with_ties_as_they_came(memory: int, spills: bool, tm
 @pytest.mark.parametrize("memory", [32 * MIB, 512 * KIB])
 def test_whoever_stops_early_leaves_nothing(memory: int, tmp_path: Path) -> None:
     task = task_with(memory, tmp_path)
-    found = through(STEP, batches(), task)
+    found = apply_step(STEP, batches(), task)
     assert len(list(itertools.islice(found, 1))) == 1
     found.close()  # type: ignore[attr-defined]  # it is a generator
 
@@ -86,4 +86,4 @@ def test_it_holds_rows_and_says_by_what_it_sorts() -> None:
 
 
 def test_no_rows_are_in_order(tmp_path: Path) -> None:
-    assert list(through(STEP, iter(()), task_with(MIB, tmp_path))) == []
+    assert list(apply_step(STEP, iter(()), task_with(MIB, tmp_path))) == []

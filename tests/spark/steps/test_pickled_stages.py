@@ -115,7 +115,7 @@ def test_no_pickled_stage_names_what_plans(spark: SparkSession, sent: list[Names
     expected = {
         "ShuffledJoin", "BroadcastJoin", "PartialAggregate", "RowsToStates", "Aggregate", "PartialFirstRows",
         "FirstRowOfEachKey", "CoGroupApply", "GroupApply", "Limit", "Sample", "Arrange", "WithColumns",
-        "Filter", "Select", "Scan", "LocalSort", "ReadExchange", "SampleKeys", "WriteParquet", "summed",
+        "Filter", "Select", "Scan", "LocalSort", "ReadExchange", "SampleKeys", "WriteParquet", "sum_sizes",
         "RecordStage", "ReadRecords",
     }  # fmt: skip
     assert expected - {name for _, name in names} == set()
@@ -149,7 +149,7 @@ def test_a_stage_that_reads_loads_no_more_than_it_uses(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("sortshuffle.spark.plan.measured_sizes", "measured"),
+        ("sortshuffle.spark.plan.measured_sizes", "measure_sizes"),
         ("sortshuffle.spark.rdds.planner", "shuffle_rows"),
     ],
 )

@@ -38,7 +38,7 @@ from sortshuffle.service.server.shuffle_service import ShuffleService, serve
 from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress
 from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control_batches
 from sortshuffle.spark.session.service import HostService, Mode, ServiceSettings
-from sortshuffle.spark.steps.subpartition_sizes import summed
+from sortshuffle.spark.steps.subpartition_sizes import sum_sizes
 from sortshuffle.spark.worker import adoption, reach
 from sortshuffle.spark.worker.adoption import finished_outputs
 from sortshuffle.spark.worker.reach import ClusterReach
@@ -292,7 +292,7 @@ def test_who_sums_up_sizes_makes_the_adopter_run_again_too(
     lost.delete()
     assert adopter.service is not None
     with pytest.raises(DataLossError):
-        list(summed(iter(rows), adopter.service))
+        list(sum_sizes(iter(rows), adopter.service))
     assert names(blocks) == [f"shuffle_0_{ATTEMPT + 1}_0.index"]
     adopter.reach.close()
 

@@ -12,7 +12,7 @@ from sortshuffle.storage.files.urls import (
     application_url,
     is_past_end,
     is_url,
-    mounted,
+    mounted_file,
     mounted_path,
     open_store,
     store_error,
@@ -42,7 +42,7 @@ def test_a_url_has_a_scheme(path: str, url: bool) -> None:
 )
 def test_only_a_mounted_directory_has_a_local_path(url: str, path: str | None) -> None:
     assert mounted_path(url) == path
-    assert mounted(PartitionedFile(url)) == (None if path is None else PartitionedFile(path))
+    assert mounted_file(PartitionedFile(url)) == (None if path is None else PartitionedFile(path))
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/a", "s3://bucket/a/"])
