@@ -198,7 +198,7 @@ class SilentStore:
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: reader in self._given_up, PATIENCE):
                 self.forsaken += 1
-        raise OSError("nobody waits for it any more")
+        raise OSError("the read was abandoned")
         yield
 
     def wait_until_waiting(self, readers: int) -> None:

@@ -104,7 +104,7 @@ class ExtentStream(ClientChannel):
     def _check_end(self) -> None:
         if not self.is_complete:
             raise ProtocolError(
-                f"the end was told after {self.received} bytes, where {self.total} are expected"
+                f"the stream ended after {self.received} bytes, where {self.total} are expected"
             )
 
     def _credits_left(self) -> int:

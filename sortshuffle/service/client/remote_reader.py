@@ -191,7 +191,7 @@ class RemoteReader(ExtentReader):
     def _open(self, stream: AnyStream) -> AnyStream:
         with self._lock:
             if self._given_up:
-                raise StateError(f"nobody waits any more for {stream.asked.what}")
+                raise StateError(f"the reader was closed: {stream.asked.what}")
             self._streams.append(stream)
         self._link.open(stream)
         return stream

@@ -117,7 +117,7 @@ class ServiceLink:
                         channel.failure.address = self.address
                     raise channel.failure
                 if channel.is_closed:
-                    raise StateError(f"nobody waits any more for {channel.asked.what}")
+                    raise StateError(f"the reader was closed: {channel.asked.what}")
                 if not (requested := self._request(channel)) and not is_there():
                     channel.changed.wait(self._until_look(channel, look_at))
             if requested:

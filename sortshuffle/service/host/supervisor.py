@@ -139,7 +139,7 @@ def main(directory: str, listening: Sequence[int]) -> None:
     signal.signal(signal.SIGTERM, _end)
     config = sys.stdin.buffer.readline()
     if not rendezvous.is_recorded_by_its_starter(directory, os.getpid()):
-        log("ends: the task that started it was killed before it told of it")
+        log("ends: the task that started it was killed before it recorded this service")
         return
     service = ServiceProcess(directory, listening, config)
     try:

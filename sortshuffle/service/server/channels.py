@@ -149,7 +149,8 @@ class Channels:
             self._without_credit.setdefault(channel, self._clock())
 
     def _fail(self, channel: ServerChannel, cause: BaseException) -> None:
-        """End a channel whose view failed in mid-stream. Spark is told of a loss before the client is."""
+        """End a channel whose view failed in mid-stream. A loss is reported before the client
+        learns of it."""
         self._forget(channel)
         if isinstance(cause, DataLossError):
             self._pending.add_errand(ReportLoss(channel, cause))

@@ -95,7 +95,7 @@ class ResultPartitionManager:
         )
         with self._lock:
             if self._shut_down:
-                raise StateError("the result partition manager is shut down: it registers nothing any more")
+                raise StateError("the result partition manager is shut down: it registers no more partitions")
             known = self._partitions.setdefault(file_id, scheduler)
             self._forget_idle()
         return known
@@ -205,4 +205,4 @@ def _is_below(real: str, root: str) -> bool:
 
 
 def _shut_down_cause(scheduler: ReadScheduler) -> StateError:
-    return StateError(f"{scheduler.file.base} is not read any more: the service is shut down")
+    return StateError(f"{scheduler.file.base} cannot be read: the service is shut down")

@@ -195,7 +195,7 @@ class StoredFileReader(ExtentReader):
 
     def _wait(self, seconds: float) -> None:
         if self._given_up.wait(seconds):
-            raise OSError(errno.ECANCELED, "nobody waits for it any more", self.path)
+            raise OSError(errno.ECANCELED, "the read was abandoned", self.path)
 
 
 def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:

@@ -298,7 +298,7 @@ def test_the_end_is_told_at_the_end() -> None:
     service = Service(stream, (100,))
     service.connect()
     service.send(64)
-    with pytest.raises(ProtocolError, match="the end was told after 64 bytes, where 100 are expected"):
+    with pytest.raises(ProtocolError, match="the stream ended after 64 bytes, where 100 are expected"):
         stream.end(header_of(pack_end_of_partition(0, 1)))
     service.connect()
     service.send(64)
