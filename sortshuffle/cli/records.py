@@ -151,8 +151,8 @@ class _FrameCounter:
 
 
 class _FramesOfExtent:
-    """Counts the frames of an extent. ``end``: its last two items, each an event, or None for frames; buffers
-    inside a longer frame are not items."""
+    """Counts the frames of an extent. ``end``: its last two items, each an event, or None for frames. A
+    buffer that completes no frame is no item."""
 
     def __init__(self, decoding: FrameDecoding) -> None:
         self._decoder = decoding.decoder(defaultdict(float))

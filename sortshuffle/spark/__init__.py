@@ -11,6 +11,7 @@
     session      a Spark session: requirements, settings, planner, shuffle services
     manager      Spark's shuffle manager: the driver's half, and the JVM's in Java
 
-All of them use `control` (control rows) and `schema` (Spark's types as Arrow types). `data_source` shows map
-outputs as a DataFrame. Tasks import `worker`, `steps` and `functions`, never `plan`, `operators` or `frame`.
+Modules that they share: `control` (control rows), `schema` (Spark's types as Arrow types) and `conforming`
+(batches brought to a schema). `data_source` shows map outputs as a DataFrame. Tasks import `worker`, `steps`
+and `functions`, never `plan`, `operators` or `frame`.
 """

@@ -34,12 +34,12 @@ def conform(
 ) -> Iterator[pa.RecordBatch]:
     """Yield ``batch`` in exactly the schema ``target``: unchanged if it has it, else converted by columns.
 
-    Columns and struct fields are matched by position and take the target's names, as in ``mapInArrow``. Other
-    representations of the same values are converted: 64-bit offsets and views, dictionaries, unsigned
+    Columns and struct fields are matched by position and take the target's names, as in ``mapInArrow``.
+    Other representations of the same values are converted: 64-bit offsets and views, dictionaries, unsigned
     integers to the signed type that Spark reads them as, units of time, decimals that need no rounding,
     timestamps to UTC instants and back, and columns of Arrow's null type. ``exact``: convert only
-    representations of the same Spark type, that is, not the last three. Yields several batches if one would
-    overflow the 32-bit offsets of its text.
+    representations of the same Spark type: not decimals, timestamps and null columns. Yields several batches
+    if one would overflow the 32-bit offsets of its text.
 
     ``place`` says where the batch is from. Raises `SchemaMismatchError` with the place and the columns.
     """

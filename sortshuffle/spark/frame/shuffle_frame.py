@@ -346,7 +346,7 @@ class ShuffleFrame:
         return rows
 
     def count(self) -> int:
-        """Return the number of rows. Unless persisted, they are counted in Python, and not as JVM rows."""
+        """Return the number of rows, counted in Python, without JVM rows, unless the frame is persisted."""
         if self._persisted:
             return int(self.toDF().count())
         rows = self._rows

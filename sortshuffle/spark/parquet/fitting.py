@@ -1,8 +1,8 @@
 """Converts a file's columns to the requested types, where Spark's reader does so.
 
 Files of one table differ, and a user may request another type than a file has. Spark's reader widens numbers
-and decimals, narrows integers by dropping bits, and reads timestamps with a zone as ones without and vice
-versa, likewise text and bytes. It matches struct fields by name; missing ones are null. It does not
+and decimals, narrows integers by dropping bits, and reads timestamps with and without a zone as each other,
+and text and bytes as each other. It matches struct fields by name; missing ones are null. It does not
 reinterpret stored values (a decimal as its unscaled number, a date as days).
 
 `Fitting.column` makes one `Fit` for each column of a file, which then converts array after array. The results
@@ -69,7 +69,8 @@ def _before(version: bytes, major: int, minor: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """How a column is read as the requested type. ``paths``: the leaves to read. ``convert``: None if
-    `conform` does the conversion. ``is_missing``: no requested field is stored, leaves tell what is null."""
+    `conform` does the conversion. ``is_missing``: the file stores none of the
+    requested fields; the leaves are read only to see which values are null."""
 
     paths: tuple[str, ...]
     convert: Conversion | None = None

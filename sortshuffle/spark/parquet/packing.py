@@ -28,8 +28,8 @@ class Packing:
 def pack(groups: Sequence[tuple[str, int, int]], packing: Packing) -> list[tuple[Piece, ...]]:
     """Divide row groups (path, number, compressed bytes) into splits of about equal size, in file order.
 
-    Spark's rule: the target size is ``min(largest, max(open cost, total / parallelism))``. The total includes
-    the open cost of every file, the size of a split that of each of its files but the last.
+    Spark's rule: the target size is ``min(largest, max(open cost, total / parallelism))``. The total
+    includes the open cost of every file. A split includes it for each of its files but the last.
     """
     total = sum(size for _, _, size in groups) + packing.open_cost * len({path for path, _, _ in groups})
     target = min(packing.largest_split, max(packing.open_cost, -(-total // packing.parallelism)))

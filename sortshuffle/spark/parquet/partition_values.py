@@ -166,7 +166,8 @@ def with_cache(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def value_reader(kind: st.DataType, column: str, settings: ReadSettings) -> Callable[[str], Any]:
-    """Return a function that parses texts or raises `UsageError`. Raises `UnsupportedError` for others."""
+    """Return a function that parses a text as a value of ``kind``, or raises `UsageError`. Raises
+    `UnsupportedError` for types that partition columns cannot have."""
     parse = _parser(kind, settings)
     if parse is None:
         raise UnsupportedError(

@@ -44,7 +44,9 @@ BUCKETS = 1 << BUCKET_BITS
 DEEPEST = 6  # levels of buckets: 30 bits of the hash
 CHUNK_BYTES = 64 * KIB
 LONG_SHARE = 16  # a group is long if it takes a 16th of the memory
-WORTH_A_SPILL = 8  # an 8th of the memory must be freed by long groups alone, and filled before the next spill
+# If spilling the long groups frees an 8th of the memory, nothing else is spilled; another 8th must then fill
+# before the next spill
+WORTH_A_SPILL = 8
 
 Residents: TypeAlias = "dict[Any, LongGroup]"
 

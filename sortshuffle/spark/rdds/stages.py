@@ -38,10 +38,11 @@ from sortshuffle.spark.worker.adoption import adopt
 from sortshuffle.spark.worker.reports import Reporter
 from sortshuffle.spark.worker.task import Task, running, settle_worker
 
-# New objects between two garbage collections while a stage runs; Python's default is 700. The collector walks
-# tables of groups again and again, which takes more time than making them. A million pairs in 64 partitions,
-# ns per pair after the shuffle with 700, 20,000 and 100,000: in groups of five values 460, 250 and 220, in
-# groups of one value 1450, 610 and 740. Garbage in cycles stays longer by the same factor
+# New objects between two garbage collections while a stage runs; Python's default is 700. The collector
+# walks tables of groups again and again, which takes more time than making them. A million pairs in 64
+# partitions took, per pair after the shuffle, with 700, 20,000 and 100,000 objects: 460, 250 and 220 ns in
+# groups of five values; 1450, 610 and 740 ns in groups of one. Garbage in cycles stays longer by the same
+# factor
 GC_THRESHOLD = (20_000, 20, 100)
 
 

@@ -3,7 +3,7 @@
     driver      `ServiceSettings`: mode and secret; sent with every stage
     task        `HostService`: the address of this host's service; the first task that writes starts it
 
-    mode        service on each host                       secret: the first of these that there is
+    mode        service on each host                       secret: the first of these that exists
     off         none: all hosts see the same files
     auto        the application's own (`rendezvous`)       from a file; Spark's own; random, by application
     external    the administrator's                        from a file; Spark's own; none
