@@ -117,7 +117,7 @@ class _HeldRows:
         self._memory = memory
 
     def add_if_fits(self, batch: pa.RecordBatch) -> bool:
-        """Add a batch if sorting all rows then fits the budget, or none are held. Return whether it did."""
+        """Add a batch and return True, if all rows can then be sorted within the budget, or none are held."""
         size, rows = self._size + size_of(batch), self.rows + batch.num_rows
         sorting = self._sorting(size, rows)
         if self.rows and (size > MOST_GATHERED or self._memory.would_exceed(size - self._size + sorting)):

@@ -39,7 +39,8 @@ class Directories:
     paths: tuple[str, ...]
 
     def pick(self, turn: int) -> str:
-        """Return a task's home: number ``turn`` modulo their count, of those with room and no recent failure.
+        """Return the home of task number ``turn``: tasks rotate over the homes that have room and did not
+        fail lately. If all of these failed lately, it is the one that failed longest ago.
 
         Raises `OutOfDiskError` if none has room, OSError if none can be used at all. The message, or that of
         its cause, has the reason for each home.
@@ -140,7 +141,8 @@ def spark_directories() -> tuple[str, ...]:
 
 
 def application_directories() -> tuple[str, ...]:
-    """Return the directories above, which Spark (standalone, YARN) makes for all of its executors."""
+    """Return the directories above these, which Spark (standalone, YARN) makes for all executors of the
+    application."""
     return tuple(dict.fromkeys(map(os.path.dirname, spark_directories())))
 
 

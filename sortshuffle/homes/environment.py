@@ -1,5 +1,5 @@
-"""The environment of our own processes: janitors, services, their supervisors, and the process that removes
-a home at a URL. Spark's workers have a part of it too."""
+"""The environment of our own processes: janitors, services, their supervisors, and the processes that remove
+what an application has at a URL. Spark's workers have a part of it too."""
 
 from __future__ import annotations
 

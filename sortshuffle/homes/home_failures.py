@@ -63,7 +63,8 @@ def note_failure(error: OSError) -> None:
 
 
 def remember(home: str, error: OSError) -> None:
-    """Pass over this home for a while, in all workers. The home has an owner, or is gone."""
+    """Pass over this home for a while, in all workers. This writes a file into the home, so call it only for
+    one that has an owner file, or is gone."""
     remember_in_process(home, error)
     try:
         with calls.open_file(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:

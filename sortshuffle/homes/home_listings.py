@@ -23,8 +23,8 @@ from sortshuffle.storage.files.partitioned_file import (
 
 BLOCK_DIRECTORY_DIGITS = 2  # hexadecimal, of the directories in which Spark's DiskBlockManager puts its files
 
-# Spark's index file of a task attempt's shuffle output. Spark writes it first; its checksum file is no sign,
-# because Spark's external service leaves the checksums of what it removes
+# Spark's index file of a task attempt's shuffle output, which Spark writes first. A checksum file does not
+# show that Spark still knows the attempt: its external service leaves the checksums of what it removes
 _CONTROL_INDEX = re.compile(r"shuffle_\d+_(\d+)_0\.index")
 
 

@@ -7,7 +7,7 @@ A map output lives exactly as long as Spark's own shuffle files of the same task
   ``shuffle_<any>_<attempt>_0.index`` (Spark removes that when no frame can use it);
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
-An executor that has ended has two exceptions. If Spark's own shuffle files outlive it
+There are two exceptions for an executor that has ended. If Spark's own shuffle files outlive it
 (`Owner.served_by_spark`), each map output is deleted with Spark's files of its attempt, without a grace time:
 none of the executor's tasks can still finish. If an external service of this package serves its map outputs,
 they outlive it too, and the service sweeps them.

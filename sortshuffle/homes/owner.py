@@ -131,7 +131,7 @@ class Owner:
 
     @property
     def leaves_outputs_to_spark(self) -> bool:
-        """Whether finished files stay after the executor's end, while Spark serves its own shuffle files."""
+        """Whether finished files stay after the executor's end, as long as Spark keeps its shuffle files."""
         return self.served_by_spark and bool(self.local_directories) and not (self.outlived or self.keep)
 
     def has_ended(self) -> bool:

@@ -17,8 +17,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_json(path: str, value: Any, mode: int = 0o666) -> None:
-    """Replace the file as a whole. Not for several threads at once. ``mode``: of the file, less the umask.
-    Raises OSError, and leaves no partial file then."""
+    """Replace the file as a whole. Several processes may call it, each from one thread at a time. ``mode``:
+    of the file, less the umask. Raises OSError, and leaves no partial file then."""
     partial = f"{path}.{os.getpid()}"
     try:
         descriptor = calls.open(partial, _NEW, mode)

@@ -57,7 +57,8 @@ class Claim(Waiter[list[MemorySegment]]):
 
 
 class SegmentStore:
-    """A network pool's free segments. Methods need the `lock`, but `wait_for`, `timeout_error` and counts."""
+    """The free segments of a network pool. Hold the `lock` to call any method except `wait_for`,
+    `timeout_error` and the counts."""
 
     def __init__(self, segments: list[MemorySegment], option: str) -> None:
         self.total = len(segments)

@@ -14,10 +14,10 @@ Rules:
 
 How, step by step:
 
-1. Each value becomes a 64-bit fingerprint. A value of 1, 2, 4 or 8 bytes is its own fingerprint; values of
-   other widths count as strings. Short strings go through Murmur3 side by side, long strings through XXH3,
-   one call each. A list of fixed-width values is hashed as its bytes, any other list as the sum of its
-   elements' fingerprints, each mixed with its index.
+1. Each value becomes a 64-bit fingerprint. A boolean, or a fixed-width value of 1, 2, 4 or 8 bytes, is its
+   own fingerprint; fixed-width values of other widths are hashed as strings are. Short strings go through
+   Murmur3 side by side, long strings through XXH3, one call each. A list of fixed-width values is hashed as
+   its bytes, any other list as the sum of its elements' fingerprints, each mixed with its index.
 2. The fingerprints of struct fields, and of columns, are mixed in order.
 3. The finalizer of MurmurHash3's 128-bit variant (``fmix64``) spreads the bits.
 

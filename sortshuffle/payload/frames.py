@@ -23,7 +23,7 @@ from sortshuffle.payload.events import Event, unpack_event
 from sortshuffle.payload.spanning import SpanningDeserializer, Spill
 
 Frames: TypeAlias = "list[memoryview]"
-"""The frames that end in one buffer, read-only. Empty if the buffer lies within a longer frame."""
+"""The frames that end in one buffer, read-only. Empty if no frame ends in it."""
 
 
 class FramesPayload:

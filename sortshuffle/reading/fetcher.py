@@ -108,7 +108,8 @@ class Fetcher:
 def plan_fetches(
     channels: Iterable[InputChannel], payload: Payload, fetch_bytes: int
 ) -> Generator[Fetch, None, None]:
-    """Yield fetches in the order of extents, each of one channel and up to ``fetch_bytes`` of memory."""
+    """Yield fetches in the order of extents: neighbouring extents of one channel, up to ``fetch_bytes`` of
+    memory, or one larger extent."""
     for channel in channels:
         group: list[Extent] = []
         size = 0

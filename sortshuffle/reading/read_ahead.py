@@ -73,7 +73,7 @@ class ReadAhead(Generic[Item, Result]):
             size = self._size_of(self._waiting[0])
             if self._in_flight and self._budget.would_exceed(size):
                 return
-            # `submit` raises if no thread can be started, so charge after it
+            # `submit` raises if no thread can be started: a charge before it would never be released
             future = self._pool.submit(self._fetch, self._waiting.popleft())
             self._budget.charge(size)
             self._in_flight.append((future, size))

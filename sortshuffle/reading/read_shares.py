@@ -31,7 +31,7 @@ LEAST_SHARE = 1  # segments that each reader may always hold
 # readers of large extents are served in large pieces, too. 64 consumers of one map output were read with 0.46
 # MB a call without this, 0.95 MB with a sixteenth, 1.1 to 2 MB with an eighth and tails
 POOL_SHARES = 8
-TAIL_SEGMENTS = 2  # a reader then gets more than its share to complete an extent: no small read is left
+TAIL_SEGMENTS = 2  # a reader may get so much more to complete an extent, so that no small read is left
 
 
 class ReadShares:

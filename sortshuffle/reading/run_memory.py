@@ -58,8 +58,8 @@ class RunSize:
 
     @property
     def least_part(self) -> int:
-        """Bytes of a part that holds the largest buffer: a smaller part may show only its first buffer's
-        size."""
+        """The smallest useful part, in bytes: it holds the largest buffer. A smaller part may not hold its
+        first buffer, and must then be fetched again."""
         return min(self.stored, max(LEAST_PART, self.in_largest_buffer(self.stored)))
 
     def part(self, spare: int) -> int:

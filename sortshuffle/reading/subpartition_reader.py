@@ -15,9 +15,11 @@ The end, the only event that must not depend on credit, is not in the file: the 
     open | complete --fail--> failed            any --release--> released
 
 Rules
-* Pieces come in the order of the extents, region by region, none beyond one extent or one segment.
+* Pieces come in the order of the extents, region by region. No piece crosses the end of an extent
+  or of a segment.
 * One credit is room for one segment's bytes at the consumer. The pieces of a delivery from one extent are a
-  *run*. A run is sent as one response, and costs its size in segments, rounded up. The end costs none.
+  *run*. A run is sent as one response, and costs one credit for each segment's bytes, rounded up. The end
+  costs none.
 * Nothing is read without credit: slow consumers keep no memory here, and no read for them is wasted. (A
   consumer that sets no number of credits takes anything.)
 * ``on_available`` is called when there is something to poll after there was nothing, and when the reader

@@ -261,6 +261,8 @@ def _own_values(array: pa.Array) -> list[pa.Array]:
 
 def _own_offsets(array: pa.Array) -> pa.Array:
     offsets = array.offsets.to_numpy()
+    if offsets[-1] - offsets[0] > _MOST_BYTES:
+        raise pa.ArrowInvalid(f"{offsets[-1] - offsets[0]} elements exceed 32-bit offsets")
     return pa.array((offsets - offsets[0]).astype(np.int32))
 
 

@@ -25,7 +25,7 @@ from sortshuffle.partitioner.selector import ChannelSelector, Ids, check_ids
 # The most bytes of rows in a unit. The random reads of `take` must find them in cache: 4 MiB took 0.20 ns a
 # byte, 8 MiB 0.28, 16 MiB 0.42, 64 MiB 0.55 (rows of 68 bytes, 32 MiB of third level cache)
 UNIT_BYTES = 8 * MIB
-LARGEST_SHARE_OF_BUDGET = 4  # a unit takes at most this part: its rows and their copy exist at the same time
+LARGEST_SHARE_OF_BUDGET = 4  # a unit takes at most a quarter: its rows and their copy exist at the same time
 # More subpartitions than this are put into groups. Gathering a unit's share of each costs 1.5 us a piece:
 # with 1000 subpartitions 0.22 ns a byte, against 0.11 for 64 groups and 0.19 to order their rows
 MOST_SINGLE = 512

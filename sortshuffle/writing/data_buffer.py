@@ -18,8 +18,8 @@ from sortshuffle.options import MIB
 # Bytes handed to one gathered write: enough to make the cost of the call negligible, few enough that the
 # messages are still in cache
 WRITE_BATCH = 8 * MIB
-WRITE_BATCH_SHARE = 8  # a gathered write is at most this part of the budget
-BROADCAST_SHARE = 4  # broadcast records may hold this part of the budget before they become a region
+WRITE_BATCH_SHARE = 8  # a gathered write is at most 1/WRITE_BATCH_SHARE of the budget
+BROADCAST_SHARE = 4  # broadcast records may hold 1/BROADCAST_SHARE of the budget before they become a region
 
 Extent = tuple[int, list[SealedBuffer]]
 Drained: TypeAlias = Extent | ExtentRun

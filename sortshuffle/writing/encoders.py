@@ -50,16 +50,20 @@ from sortshuffle.writing.clustering import (
 from sortshuffle.writing.data_buffer import Extent, write_batch
 from sortshuffle.writing.row_slices import ROW_BYTES, size_of, slice_rows
 
-# A unit is clustered once it has this part of its size: the usual batch of 64 Ki rows, some 4 MiB, is then
+# A unit is clustered once it has 1/FULL_SHARE of its size: the usual batch of 64 Ki rows, some 4 MiB, is then
 # one unit, neither cut nor copied to join another
 FULL_SHARE = 2
-MESSAGE_SHARE = 16  # a message is at most this part of the budget
+MESSAGE_SHARE = 16  # a message is at most 1/MESSAGE_SHARE of the budget
+# Messages of taken rows aim 1/SPARE_SHARE below the limit: rows differ in size, and `take` gives each column
+# of text a validity bitmap. A message slightly above the limit is cut in half: 20,000 rows of two columns of
+# text and two of longs made 47 messages of 32 KiB at most, and make 25
+SPARE_SHARE = 16
 COPIES_OF_A_MESSAGE = 4  # rows joined, serialized, compressed, and the block fitted into memory of its size
 # The most bytes of a group whose rows must be in one batch: 32-bit offsets of strings end at 2 GiB
 MOST_GATHERED = GIB
-# If one place has more than this part of a group's rows, all places are sorted together: the keys of that
-# place alone would be a second copy of nearly all keys. Sorting place by place takes half the time if places
-# are small
+# If one place has more than 1/DOMINANT_SHARE of a group's rows, all places are sorted together: the keys of
+# that place alone would be a second copy of nearly all keys. Sorting place by place takes half the time if
+# places are small
 DOMINANT_SHARE = 4
 
 Int64s = npt.NDArray[np.int64]
@@ -305,9 +309,8 @@ class RowEncoder:
 
     def _take_in_steps(self, rows: pa.RecordBatch, indices: Int64s) -> Iterator[pa.RecordBatch]:
         """Yield the rows at these indices, in messages of at most the buffer size."""
-        # With an allowance for the additional offset that each string column has in every message
-        size = rows.nbytes + rows.num_rows // 8 + 1
-        step = max(1, rows.num_rows * self._message_bytes // size)
+        wanted = self._message_bytes - self._message_bytes // SPARE_SHARE
+        step = max(1, rows.num_rows * wanted // max(1, rows.nbytes))
         for start in range(0, len(indices), step):
             with self._metrics.step("take"):
                 taken = rows.take(pa.array(indices[start : start + step]))

@@ -20,7 +20,7 @@ Rules
   memory, without a copy, while the region is written.
 * Every segment returns to the pool, through `written` or `discard`, even if a call fails in between. So a
   segment is removed from the places that `discard` searches only after it was stored in another such place or
-  was recycled. A buffer may be recycled twice.
+  was recycled. (`_OpenBuffer.recycle` may be called again.)
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ SEGMENTS_PER_SUBPARTITION = 4  # so that a region has mostly full buffers, not o
 
 
 def segment_bytes(subpartitions: int, memory: int) -> int:
-    """Return the size of segments, whole pages, of which ``memory`` should hold several per subpartition."""
+    """Return the size of segments: whole pages, at least one, and so few that ``memory`` holds several
+    segments for each subpartition if it can."""
     wanted = memory // (SEGMENTS_PER_SUBPARTITION * subpartitions)
     return max(PAGE, min(MOST_SEGMENT, wanted // PAGE * PAGE))
 

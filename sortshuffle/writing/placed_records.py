@@ -42,7 +42,7 @@ from sortshuffle.writing.data_buffer import Drained, Extent, write_batch
 
 # The most bytes of records in one buffer: enough to make a call's cost negligible, few enough for the cache
 MESSAGE_BYTES = MIB
-MESSAGE_SHARE = 16  # a message is at most this part of the budget
+MESSAGE_SHARE = 16  # a message is at most 1/MESSAGE_SHARE of the budget
 # A message exists up to three times: its joined bytes, the compressor's output, which has memory for bytes
 # that cannot be compressed, and a copy of its block if that is at most half as large
 COPIES_OF_A_MESSAGE = 3

@@ -11,10 +11,10 @@ from map_outputs import ALL_CODECS, MIB, Consumer, consumer_of, write_map
 
 from sortshuffle.format.header import Codec
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.reading.fetcher import LEAST_PART
 from sortshuffle.reading.merge import WINDOW_ROWS
 from sortshuffle.reading.run_memory import (
     COLUMN_BYTES,
-    LEAST_PART,
     MOST_OPEN_FILES,
     RUN_BYTES,
     Demands,

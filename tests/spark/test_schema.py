@@ -456,3 +456,11 @@ def test_text_beyond_32_bit_offsets_is_split(
     assert [row for part in parts for row in part.to_pylist()] == [
         {"c": [{"x": text}] if nested else text, "n": position} for position, text in enumerate(texts)
     ]
+
+
+@pytest.mark.parametrize("ends", [[2**32 + 3], [2**31 + 5, 2**32 + 3]])
+def test_more_elements_than_32_bit_offsets_address_are_refused(ends: list[int]) -> None:
+    array = pa.LargeListArray.from_arrays(pa.array([0, *ends], pa.int64()), pa.nulls(ends[-1]))
+    batch = pa.RecordBatch.from_arrays([array], ["x"])
+    with pytest.raises(SchemaMismatchError, match="here: column 'x' has values that"):
+        list(conform(batch, pa.schema([("x", pa.list_(pa.null()))]), "here"))

@@ -332,6 +332,19 @@ def test_payloads_of_a_run_are_about_the_buffer_size(buffer_size: int) -> None:
     assert batch.nbytes / buffer_size <= len(extent) <= 1.1 * batch.nbytes / buffer_size + 1
 
 
+@pytest.mark.parametrize("texts", [1, 2, 8])
+def test_rows_with_several_columns_of_text_fill_their_messages(texts: int) -> None:
+    """`take` gives each column of text a validity bitmap: such messages were too large, and halved."""
+    random = np.random.default_rng(5)
+    letters = [f"{number:07d}" for number in random.integers(0, 10**7, 20_000).tolist()]
+    columns = [pa.array(random.permutation(20_000)), *[pa.array(letters)] * texts]
+    batch = pa.RecordBatch.from_arrays(columns, [f"c{position}" for position in range(texts + 1)])
+    encoder, _ = new_encoder(BY_KEY, buffer_size=32 * KIB, subpartitions=1, schema=batch.schema)
+    encoder.add(batch)
+    ((_, extent),) = extents_of(encoder).items()
+    assert batch.nbytes / (32 * KIB) <= len(extent) <= 1.1 * batch.nbytes / (32 * KIB) + 1
+
+
 def test_payloads_are_bounded_where_rows_differ_in_size() -> None:
     keys = list(range(2000))
     values = ["x" * 2000 if 900 <= key < 1000 else "" for key in keys]  # neighbours, once they are sorted

@@ -104,9 +104,9 @@ def _unique(fields: Sequence[pa.Field]) -> list[str]:
 
 
 class Reducer:
-    """Replaces rows by fewer rows that mean the same to a consumer that reads all of them. `selected` picks
-    the columns and rows that are needed. The selected rows are `grouped` or, if grouping does not pay,
-    `lifted` one by one. Grouped rows can be grouped again (`regrouped`)."""
+    """Replaces rows by fewer rows that mean the same to a consumer that reads all of them. `select` picks the
+    columns and rows that are needed. `group` groups the selected rows; if that does not pay, `lift` converts
+    them one by one. `regroup` groups grouped rows again."""
 
     def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """Aggregate functions with Spark's results, computed by way of states of groups that can be combined.
 
-A function defines three things: the state of a single row (`lifted`), the state of a group of states
+A function defines three things: the state of a single row (`lift`), the state of a group of states
 (`combined`), and the result of a state (`finished`). Before the shuffle, rows are aggregated by combining
 their lifted states; after it, by combining the combined states. Both passes thus agree by construction.
 

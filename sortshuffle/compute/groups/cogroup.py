@@ -76,7 +76,9 @@ def _tables(
         for group, is_taken, empty_table in zip(groups, taken, empty, strict=True):
             parts: list[pa.RecordBatch] = []
             for rows in group.rows() if is_taken else ():
-                if parts:  # its batch is no longer current; asking for the size of each group takes too long
+                # Charge the part before, whose batch is no longer the current one. Most groups have one part:
+                # computing the size of every group takes too long
+                if parts:
                     size = parts[-1].nbytes
                     memory.charge(size)
                     held += size

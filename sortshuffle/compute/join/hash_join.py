@@ -183,7 +183,8 @@ class _Probe:
         self._build_is_left = build.is_left
         kind = spec.kind
         self._keeps_probe = spec.keeps(left=not build.is_left)
-        # a column of both sides takes its left source if a batch has left rows, so unmatched rows come apart
+        # A column that takes values from both sides takes them from the left in each batch that has left
+        # rows. So unmatched probe rows are emitted in batches of their own
         self._unmatched_apart = self._keeps_probe and spec.coalesces
         self._unmatched_in_place = self._keeps_probe and not spec.coalesces
         self._remembers = spec.keeps(left=build.is_left) or (kind.is_existence and build.is_left)

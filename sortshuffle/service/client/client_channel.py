@@ -97,7 +97,8 @@ class ClientChannel(ABC):
         return self.is_requested and not self.is_complete and self.credit > 0
 
     def retry_in(self, now: float) -> float | None:
-        """Return the seconds until a refused request may be repeated; None if it may be now, or was not."""
+        """Return the seconds until a refused request may be repeated; None if it may be repeated now, or was
+        not refused."""
         if self.retry_at is None or self.retry_at <= now:
             return None
         return self.retry_at - now

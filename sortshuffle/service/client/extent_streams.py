@@ -108,7 +108,7 @@ class ExtentStream(ClientChannel):
             )
 
     def _credits_left(self) -> int:
-        """Return the credits that the missing bytes cost, if only the ends of extents fill less than one."""
+        """Return the most credits that the missing bytes can cost: one more for the end of each extent."""
         left = self.total - self.received
         extents = len(self._starts) - bisect_right(self._starts, self.received)
         return -(-left // self.segment_bytes) + extents

@@ -5,8 +5,8 @@ Arithmetic only: the receiving thread, which alone uses it, reports what arrives
 Rules
 * Silence counts only while this process listens: time in which the process stood still is not the service's.
 * Progress is `LEAST_BYTES` within the time limit, or the end of something requested (an extent, an index, an
-  answer), however small, which the receiver reports by `got_on`. So a service with slow disks may send little
-  at a time, and a service that sends a byte now and then does not hold up its consumers for ever.
+  answer), however small, which the receiver reports (`progress`). So a service with slow disks may send
+  little at a time, and a service that sends a byte now and then does not hold up its consumers for ever.
 * A service that owes nothing may be silent.
 """
 
@@ -44,7 +44,7 @@ class Liveness:
         self._gained = 0
 
     def count(self, size: int) -> None:
-        """Count bytes that arrived. Raises as `look` does."""
+        """Count bytes that arrived. Raises as `check` does."""
         self._gained += size
         if self._gained >= LEAST_BYTES:
             self.progress()

@@ -42,7 +42,8 @@ from sortshuffle.service.client.request_table import RequestTable
 from sortshuffle.service.client.trouble import Trouble
 from sortshuffle.service.wire.protocol import pack_close
 
-SILENCES = 2  # that fit into the time-out: the client reconnects to a silent service once before giving up
+# A connection may be silent for 1/SILENCES of the time-out, so the client reconnects once before it gives up
+SILENCES = 2
 JOIN_TIMEOUT = 10.0  # seconds; the thread of a closed link ends at once, unless it is connecting
 
 _log = logging.getLogger(__name__)

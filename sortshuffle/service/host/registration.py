@@ -5,8 +5,8 @@ Rules
 * The shared homes of the application (`homes.shared_home`) are removed with the rendezvous. So an executor
   that registered one is remembered after its end. The rendezvous stays while its application may live.
 * An executor that has ended is also remembered while Spark's external shuffle service serves its shuffle
-  files and its homes exist: other hosts still read its map outputs. It counts as live until then, or until
-  its application's directories are gone.
+  files and its homes exist: other hosts still read its map outputs. It counts as live for as
+  long, but not after its application's directories are gone.
 * The home at a URL is removed with the driver's rendezvous. So the driver is remembered, and other executors
   are not: their service may end with them.
 * An application whose driver registered here and has ended is over: only a driver can get new executors.

@@ -131,7 +131,7 @@ def ensure(directory: str, host: str, config: ServiceConfig, registration: Regis
 
 
 def registrations(directory: str) -> list[Registration]:
-    """Return the registrations of all executors, without files that are none. Raises OSError."""
+    """Return the registrations of all executors. Files of another kind are skipped. Raises OSError."""
     roots = os.path.join(directory, ROOTS)
     names = (name for name in sorted(names_in(roots)) if not is_partial(name))
     unpacked = (Registration.unpack(read_json(os.path.join(roots, name))) for name in names)
@@ -241,7 +241,7 @@ def last_words(directory: str) -> str:
 
 
 def changed_at(directory: str) -> int:
-    """Return when registrations were last added or dropped, in ns since 1970; 0 if there never were any."""
+    """Return when a registration was last written or dropped, in ns since 1970; 0 if there never were any."""
     try:
         return calls.stat(os.path.join(directory, ROOTS)).st_mtime_ns
     except FileNotFoundError:

@@ -9,8 +9,9 @@
                    |       parked -------credit-------> parked
                    +---------------------turn: reopen-----+
 
-**Turns.** Each channel that can send stands in a queue, once. A turn takes up to `TURN_BYTES`, channel by
-channel. A channel with more to send goes to the tail of the queue, so channels share a connection evenly.
+**Turns.** Each channel that can send stands in a queue, once. A turn takes at most `TURN_BYTES` from
+one channel after another, until it has that much in all. A channel with more to send goes to the tail of the
+queue, so channels share a connection evenly.
 
 Rules
 * Nothing is read for a channel without credit. A channel without credit for `Limits.stall` seconds is parked,

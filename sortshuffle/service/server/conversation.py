@@ -2,8 +2,8 @@
 
     greeting --(both know the secret)--> open --(Close)--> over
 
-Received bytes go in (`hear`). Answers and errands come out as `PendingWork`, data as turns of `Channels`. The
-`Connection` has the socket, the loop and the threads, so tests need none of them.
+Received bytes go in (`receive`). Answers and errands come out as `PendingWork`, data as turns of `Channels`.
+The `Connection` has the socket, the loop and the threads, so tests need none of them.
 
 Rules
 * A breach of the protocol raises `ProtocolError` or `AuthenticationError`. After that call only `end`, and

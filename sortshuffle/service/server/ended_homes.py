@@ -1,7 +1,8 @@
 """`EndedHomes`: remembers which map outputs ended executors left on this host's disks.
 
 Every map task that may adopt a map output asks (`Catalog.adoptable`), and most find nothing. So a query costs
-one system call per home, and no listing, unless names came or went (`Listings`).
+one system call for each home of an ended executor, a few for that of a live one, and no listing, unless names
+came or went (`Listings`).
 
     home of a live executor --executor ends--> listed --(a name comes or goes)--> listed again --> gone
 

@@ -1,4 +1,4 @@
-"""`EventLoop`: one thread that waits for sockets, for calls from other threads, and for timers.
+"""`EventLoop`: one thread that waits for sockets, for calls from other threads, and for its tick.
 
 It is the server's only thread apart from those that use disks. No other thread uses the loop's objects
 (connections, channels); other threads pass calls to the loop (`call_soon`).

@@ -17,7 +17,7 @@ Rules
   first. Registering them again costs nothing.
 * Forgetting closes nothing: a caller that has just got a scheduler can still make views. The files stay.
 * `release` fails every unfinished view at once, and deletes the files when the last view has let go of them,
-  as the ancestor does. (If open views could read on, one stuck consumer would keep a disk full. A consumer
+  as Flink does. (If open views could read on, one stuck consumer would keep a disk full. A consumer
   that still needs the data fails where its producer can run again.)
 * After `shutdown` nothing is registered.
 

@@ -19,7 +19,7 @@ from sortshuffle.homes.host import named_by_spark
 # Bytes of a Unix socket's path. The system takes 107 (sockaddr_un), Java one less
 LONGEST_PATH = 106
 BACKLOG = 1024  # connections that wait to be accepted, while a service starts or restarts
-_ANY_PORT = 9  # discard; nothing is sent to it
+_ANY_PORT = 9  # of the discard service; nothing is sent
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation: no machine has it, so the route leaves this machine
 
 _local_addresses: dict[str, str] = {}  # by the driver's host: this host's address on the route to it

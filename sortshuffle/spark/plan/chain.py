@@ -226,7 +226,7 @@ class Origin(ABC):
 
 @dataclass(frozen=True, eq=False)
 class WrappedOrigin(Origin):
-    """Delegates to ``origin``. Subclasses override some of the methods."""
+    """Delegates to ``origin`` what `Origin` leaves abstract. It is not sliced, and its size is unknown."""
 
     origin: Origin
 

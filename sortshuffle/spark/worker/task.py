@@ -211,6 +211,7 @@ def settle_worker() -> None:
 
 @lru_cache(maxsize=1)  # runs again only after modules were imported: a collection takes some 30 ms
 def _settle(modules: int) -> None:
+    gc.unfreeze()  # what earlier tasks left is garbage by now, if it was frozen with them
     gc.collect()
     gc.freeze()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -7,10 +7,10 @@
 
 A subclass implements how bytes are fetched (`ExtentReader.fetch`).
 
-Encrypted payloads are decrypted here, after verification: decoders get plain payloads. A reader without a key
-moves and verifies (`checked`, `checked_parts`, `verify`), and raises `DecryptionError` for encrypted
-payloads. A reader with a key refuses payloads that are not encrypted: the application did not write them.
-"""
+Encrypted payloads are decrypted here, after verification: decoders get plain payloads. A reader without a
+key can move and verify encrypted payloads (`checked`, `checked_parts`, `verify`); it raises
+`DecryptionError` when they must be decrypted. A reader with a key refuses payloads that are not encrypted:
+the application did not write them."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ class ExtentReader(ABC):
             yield part.pop()
 
     def verify(self, extent: Extent, part_bytes: int) -> None:
-        """Verify every checksum, in ``part_bytes`` of memory for any buffer. Raises `CorruptDataError`."""
+        """Verify every checksum. Takes ``part_bytes`` of memory, even if a buffer is larger. Raises
+        `CorruptDataError`."""
         position = 0
         checksums: list[int] = []
         while position < extent.bytes:

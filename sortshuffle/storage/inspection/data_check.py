@@ -161,9 +161,10 @@ def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCiphe
 def plain_buffers(
     file: OpenFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
 ) -> Iterator[FoundBuffer]:
-    """Yield the buffers of an extent, each verified and, with a cipher, decrypted. ``encrypts``: whether the
-    file's header says that buffers are encrypted; None: they are exactly if there is a cipher. Raises as
-    `walk` does, and `Malformed` for a buffer that disagrees with ``encrypts``."""
+    """Yield the buffers of an extent, each verified and, with a cipher, decrypted. ``encrypts``: whether
+    the file's header says that buffers are encrypted; None if no header says: then they must be encrypted
+    if there is a cipher, and plain if there is none. Raises as `walk` does, and `Malformed` for a buffer
+    that disagrees with ``encrypts``."""
     encrypts = cipher is not None if encrypts is None else encrypts
     for found in walk(file, extent.offset, extent.offset + extent.bytes):
         if found.stored.encrypted != encrypts:

@@ -50,7 +50,7 @@ from sortshuffle.storage.files.urls import (
 GAP_BYTES = 512 * KIB
 # Larger ranges are read in several requests, over as many connections. Amazon advises 8 to 16 MB for each
 REQUEST_BYTES = 8 * MIB
-# Of one reader. They share s3fs's pool of connections, 10 by default, with all readers of the process
+# Of one reader. All readers of the process share s3fs's pool of connections, 10 by default
 CONCURRENT_REQUESTS = 16
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
+import uuid
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ def test_workers_keep_their_imports_out_of_every_garbage_collection(spark: Spark
 
 def test_modules_that_a_task_imports_are_frozen_before_the_next_task(spark: SparkSession) -> None:
     """Pandas is one of them: its objects made every later task of the worker 12 ms longer."""
-    name = "imported_by_a_task"
+    name = f"imported_by_a_task_{uuid.uuid4().hex}"
 
     def state(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         module, walked = sys.modules.get(name), None
