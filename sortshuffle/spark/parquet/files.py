@@ -41,7 +41,7 @@ waiting, so 1,000 take some seconds."""
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
     """The pieces that each task scans. ``column_bytes``: the compressed size of every column of the files, in
-    the row groups that are scanned, by column name as `merging.folded` returns it."""
+    the row groups that are scanned, by column name as `merging.fold_case` returns it."""
 
     splits: list[tuple[Piece, ...]]
     column_bytes: Mapping[str, int]

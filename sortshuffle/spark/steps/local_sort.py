@@ -1,8 +1,8 @@
 """`LocalSort`: the step that sorts the rows of one task.
 
 It serves rows that must be sorted but do not come sorted from an exchange: those of `sortWithinPartitions`,
-and of groups and joins after a function (`operators.layouts.ordered`). Rows that do come from an exchange are
-sorted where they are written.
+and of groups and joins after a function (`operators.layouts.order_rows`). Rows that do come from an exchange
+are sorted where they are written.
 """
 
 from __future__ import annotations

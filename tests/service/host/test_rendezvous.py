@@ -126,9 +126,9 @@ def test_a_lock_that_the_system_closes_with_an_error_is_given_back(
 
     monkeypatch.setattr(calls, "close", close)
     for _ in range(2):
-        with rendezvous_directory.locked(place):
+        with rendezvous_directory.directory_lock(place):
             assert os.path.isdir(place)
-    with pytest.raises(ValueError, match="its own"), rendezvous_directory.locked(place):
+    with pytest.raises(ValueError, match="its own"), rendezvous_directory.directory_lock(place):
         raise ValueError("its own")
 
 
@@ -281,7 +281,7 @@ def test_that_of_another_host_in_the_same_directory_is_its_own_business(place: s
     other = f"{place}-other"
     os.makedirs(other, 0o700)
     owner = replace(executor(os.getpid()).owner, host="another", boot="another", started=1)
-    with rendezvous_directory.locked(other):
+    with rendezvous_directory.directory_lock(other):
         rendezvous._register(other, Registration(owner, ("/a",)))
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
     assert rendezvous.roots_of(other) == ("/a",)
@@ -401,7 +401,7 @@ def at_url(registration: Registration, url: str, is_driver: bool) -> Registratio
 
 
 def register(place: str, *registered: Registration) -> None:
-    with rendezvous_directory.locked(place):
+    with rendezvous_directory.directory_lock(place):
         for each in registered:
             rendezvous._register(place, each)
 

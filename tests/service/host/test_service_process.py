@@ -206,7 +206,7 @@ def test_jvms_are_told_that_none_of_them_has_registered(place: str, tmp_path: Pa
 
 def test_the_engine_takes_what_it_is_told(place: str) -> None:
     config = ServiceConfig(CONFIG.secret, CONFIG.memory, "/c", "/k", "/a", 32 << 20, "zstd", 3, 12.5)
-    with rendezvous_directory.locked(place):
+    with rendezvous_directory.directory_lock(place):
         rendezvous._register(place, registration("/a", token=TOKEN))
     replace_json(
         os.path.join(place, rendezvous.SERVICE_FILE),

@@ -204,7 +204,7 @@ def test_one_whose_starter_was_killed_before_he_told_of_it_ends(tmp_path: Path, 
         owner = Owner(
             "app", HOST, boot_id(), executor.pid, process_start(executor.pid) or 0, (), 600.0, False
         )
-        with rendezvous_directory.locked(directory):
+        with rendezvous_directory.directory_lock(directory):
             rendezvous._register(directory, Registration(owner, ("/nowhere",)))
         descriptors = (listening.fileno(), local.fileno())
         module = "sortshuffle.service.host.supervisor"
