@@ -5,7 +5,7 @@ selection, columns, rows       columns by position; withColumn and renaming; lim
 aggregates, aggregate_calls    agg, distinct and dropDuplicates; the meaning of agg's arguments
 joins, broadcast               joins by exchanges of both sides, or by a broadcast of one side
 cogroups                       cogroup
-parquet_scan                   the scan, by the workers, that is the whole plan of a DataFrame
+parquet_scan, scan_reasons     a DataFrame that is only a scan of files, by the workers; why Spark has to scan
 plan_json, file_relation       what Spark's analysed plan says, and what the JVM knows of a relation's files
 expressions, key_checks, twin  a Column as plain values; which columns may be keys; Spark's analysis of a call
 """

@@ -12,11 +12,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import types as st
 
+from sortshuffle.errors import UnsupportedError
 from sortshuffle.spark.manager.jar import jar_path, why_no_jar
 from sortshuffle.spark.manager.running_jvm import provide
 from sortshuffle.spark.parquet.finding import FoundParquetFile, parent_of
@@ -57,8 +59,8 @@ class FileRelation:
 
     @staticmethod
     def of(handle: Any) -> FileRelation:
-        """Ask the JVM about its ``HadoopFsRelation``. `why_not_asked` must be empty."""
-        told = json.loads(_java().describe(handle))
+        """Ask the JVM about its ``HadoopFsRelation``. Raises `UnsupportedError` if it cannot be asked."""
+        told = json.loads(java_class().describe(handle))
         return FileRelation(
             handle,
             told["format"],
@@ -80,7 +82,7 @@ class FileRelation:
         readers = [_VALUES[type(column.dataType)] for column in self.partitions]
         files: list[FoundParquetFile] = []
         values_of: dict[str, tuple[Any, ...]] = {}
-        for texts, listed in json.loads(_java().list(self.handle)):
+        for texts, listed in json.loads(java_class().list(self.handle)):
             paths = [path.removeprefix(LOCAL) for path in listed[::2]]
             files += map(FoundParquetFile, paths, listed[1::2])
             if readers:
@@ -96,13 +98,19 @@ class FileListing:
     values: Mapping[str, tuple[Any, ...]]
 
 
-def why_not_asked() -> str:
-    """Return why the JVM cannot be asked about relations; empty if it can."""
-    return why_no_jar() or provide(jar_path(), _CLASS)
+def java_class() -> Any:
+    """Return the class of the JVM that this module asks. Raises `UnsupportedError` if there is none."""
+    SparkContext._ensure_initialized()
+    return _java_class_of(SparkContext._gateway)
 
 
-def _java() -> Any:
-    return SparkContext._jvm.org.sortshuffle.FileRelations
+@lru_cache(maxsize=1)
+def _java_class_of(gateway: Any) -> Any:
+    # kept, because Py4J looks each part of a class's name up in the JVM
+    reason = why_no_jar() or provide(jar_path(), _CLASS)
+    if reason:
+        raise UnsupportedError(f"Spark's plan cannot be read: {reason}")
+    return gateway.jvm.org.sortshuffle.FileRelations
 
 
 def _read(readers: Sequence[Callable[[str], Any]], texts: Sequence[str | None]) -> tuple[Any, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from sortshuffle.errors import UnsupportedError
+
 Expression: TypeAlias = Sequence[Mapping[str, Any]]
 """An expression: its nodes, parents first."""
 
@@ -35,12 +37,12 @@ class PlannedColumns:
     attributes: Mapping[int, int]
 
 
-def planned_columns(plan: Sequence[Mapping[str, Any]]) -> PlannedColumns | str:
-    """Return the columns and conditions of a plan; why there are none, if the plan is anything but selections
-    of columns, and conditions, on one relation."""
+def planned_columns(plan: Sequence[Mapping[str, Any]]) -> PlannedColumns:
+    """Return the columns and conditions of a plan that has one leaf.
+
+    Raises `UnsupportedError` if a plan does anything else than select columns, and rows by conditions.
+    """
     *above, leaf = plan
-    if leaf["class"] != RELATION:
-        return f"its rows are not those of a file relation, but of {_kind(leaf)}"
     current = [_number(attribute) for (attribute,) in leaf["output"]]
     attributes = {number: at for at, number in enumerate(current)}
     conditions: list[Expression] = []
@@ -48,15 +50,15 @@ def planned_columns(plan: Sequence[Mapping[str, Any]]) -> PlannedColumns | str:
         if node["class"] == f"{_LOGICAL}Project":
             for each in node["projectList"]:
                 if not _is_reference(each) or _number(each[-1]) not in attributes:
-                    return "it computes columns"
+                    raise UnsupportedError("it computes columns")
                 attributes[_number(each[0])] = attributes[_number(each[-1])]
             current = [_number(each[0]) for each in node["projectList"]]
         elif node["class"] == f"{_LOGICAL}Filter":
             if not attributes_in(node["condition"]) <= attributes.keys():
-                return "its filter uses more than its columns"
+                raise UnsupportedError("its filter uses more than its columns")
             conditions += _conjuncts(node["condition"])
         elif node["class"] != f"{_LOGICAL}SubqueryAlias":
-            return f"Spark applies {_kind(node)} to its rows"
+            raise UnsupportedError(f"Spark applies {_kind(node)} to its rows")
     positions = tuple(attributes[number] for number in current)
     return PlannedColumns(leaf, positions, tuple(conditions), attributes)
 

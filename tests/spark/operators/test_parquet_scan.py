@@ -158,6 +158,7 @@ def test_filters(two: DataFrame) -> None:
     assert len(same(two.where("a > 1 and b is not null").select("b"))) == 1
     assert len(same(two.toDF("b", "a").where("b > 1").withColumnRenamed("b", "c").where("c > 2"))) == 1
     assert same(two.where("a > 1").select("b").where("b is not null").select()) == ["()"]
+    assert len(same(two.where("b is not null").select("a", sf.col("a").alias("b")))) == 3
 
 
 def test_each_condition_of_a_conjunction_is_a_filter_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
@@ -272,6 +273,24 @@ def test_files_of_other_types_than_the_schema(spark: SparkSession, tmp_path: Pat
 
     assert len(same(spark.read.schema("t timestamp, i long").parquet(str(tmp_path)))) == 6
     assert len(same(spark.read.schema("t timestamp_ntz").parquet(str(tmp_path)))) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.parquet.binaryAsString", "true"),
+        ("spark.sql.parquet.inferTimestampNTZ.enabled", "false"),
+        ("spark.sql.legacy.parquet.nanosAsLong", "true"),
+        ("spark.sql.parquet.datetimeRebaseModeInRead", "EXCEPTION"),
+    ],
+)
+def test_settings_for_the_types_of_files(spark: SparkSession, tmp_path: Path, name: str, value: str) -> None:
+    columns: dict[str, Any] = {"b": [b"text", None], "t": pa.array([5, None], pa.timestamp("us"))}
+    if "nanos" in name:
+        columns["n"] = pa.array([1, 2], pa.timestamp("ns"))
+    write(tmp_path / "f.parquet", columns)
+    with confs(spark, {name: value}):
+        assert len(same(spark.read.parquet(str(tmp_path)))) == 2
 
 
 def test_names_that_differ_in_case(spark: SparkSession, tmp_path: Path) -> None:
@@ -423,8 +442,8 @@ def test_tables_that_spark_must_read(
         (lambda df: df.where("a > 1"), "which rows its filter keeps"),
         (lambda df: df.where("a in (select 1)"), "which rows its filter keeps"),
         (lambda df: df.where("a = (select max(a) from t)"), "which rows its filter keeps"),
-        (lambda df: df.sparkSession.range(3), "no table of files"),
-        (lambda df: df.sparkSession.createDataFrame([(1,)]), "no table of files"),
+        (lambda df: df.sparkSession.range(3), "no relation of files"),
+        (lambda df: df.sparkSession.createDataFrame([(1,)]), "no relation of files"),
         (lambda df: df.sparkSession.table("t"), "View"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -443,7 +462,7 @@ def test_other_formats_and_readers(spark: SparkSession, two: DataFrame, tmp_path
     path = str(tmp_path / "two")
 
     assert "OrcFileFormat" in reason(spark.read.schema("a int").orc(path))
-    assert "no table of files" in reason(spark.readStream.schema(two.schema).parquet(path))
+    assert "no relation of files" in reason(spark.readStream.schema(two.schema).parquet(path))
     with confs(spark, {"spark.sql.sources.useV1SourceList": ""}):
         assert "DataSourceV2" in reason(spark.read.parquet(path))
 
@@ -514,6 +533,40 @@ def test_the_old_calendar(spark: SparkSession, tmp_path: Path) -> None:
     assert len(same(spark.read.option("int96RebaseMode", "EXCEPTION").parquet(str(path)))) == 1
     with confs(spark, {"spark.sql.parquet.int96RebaseModeInRead": "LEGACY"}):
         assert "old calendar" in reason(spark.read.parquet(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("notes", "physical"),
+    [
+        ({"org.apache.spark.version": "2.4.8"}, {}),
+        ({"org.apache.spark.version": "3.5.0", "org.apache.spark.legacyDateTime": ""}, {}),
+        (
+            {"org.apache.spark.version": "3.5.0", "org.apache.spark.legacyINT96": ""},
+            {"use_deprecated_int96_timestamps": True},
+        ),
+    ],
+)
+@pytest.mark.parametrize("old", ["a", "z"])
+def test_files_of_the_old_calendar_at_either_end(
+    spark: SparkSession, tmp_path: Path, notes: dict[str, str], physical: dict[str, Any], old: str
+) -> None:
+    days = pa.table({"s": [{"t": dt.datetime(1500, 1, 1)}], "k": [1]})
+    write(tmp_path / "d=m" / "f.parquet", days.replace_schema_metadata({"org.apache.spark.version": "4.0.0"}))
+    write(tmp_path / f"d={old}" / "f.parquet", days.replace_schema_metadata(notes), **physical)
+    df = spark.read.schema("s struct<t:timestamp>, k long").parquet(str(tmp_path))
+
+    assert f"column 's' of {tmp_path}/d={old}/f.parquet is in the old calendar" in reason(df)
+    assert len(same(df.select("k", "d"))) == 2
+
+
+def test_files_that_the_workers_cannot_read(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "f.parquet", {"a": pa.array([3_000_000_000], pa.uint32()), "b": ["x"]})
+    df = spark.read.schema("a double, b string").parquet(str(tmp_path))
+
+    assert "column 'a' cannot be read as it should be" in reason(df)
+    assert same(df.select("b")) == ["('x',)"]
+    (tmp_path / "g.parquet").write_bytes(b"no Parquet")
+    assert "g.parquet cannot be read" in reason(spark.read.schema("b string").parquet(str(tmp_path)))
 
 
 def test_file_systems_of_hadoop(spark: SparkSession, two: DataFrame, tmp_path: Path) -> None:
