@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle import confs, differences, every_type
 from parquet_cases import write
 from pyspark.sql import DataFrame, SparkSession
@@ -142,6 +144,38 @@ def test_types_that_only_spark_writes(spark: SparkSession, tmp_path: Path) -> No
 )
 def test_selections_and_names(two: DataFrame, chosen: Callable[[DataFrame], DataFrame]) -> None:
     assert len(same(chosen(two))) == 4
+
+
+_NAMES = ["a", "b", "p", "x y"]
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(range(9)), st.integers(-1, 6)),
+        st.lists(
+            st.tuples(st.sampled_from(range(9)), st.sampled_from(_NAMES)), unique_by=lambda pair: pair[1]
+        ),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=20)
+@given(steps=_STEPS)
+def test_any_selections_and_filters(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
+) -> None:
+    root = tmp_path_factory.mktemp("any")
+    for at in range(3):
+        write(root / f"p={at}" / "f.parquet", {"a": [at, 5, None], "b": [3 - at, None, 4]}, row_group_size=1)
+    df = spark.read.parquet(str(root))
+    for step in steps:
+        columns = [sf.col(f"`{name}`") for name in df.columns]
+        if not columns:
+            break
+        if isinstance(step, tuple):
+            df = df.where(columns[step[0] % len(columns)] > step[1])
+        else:
+            df = df.select(*(columns[at % len(columns)].alias(name) for at, name in step))
+    same(df)
 
 
 def test_sql_of_files(spark: SparkSession, two: DataFrame, tmp_path: Path) -> None:
