@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+TIME_ZONE = "spark.sql.session.timeZone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +46,21 @@ class FunctionConf:
     @staticmethod
     def of(spark: SparkSession) -> FunctionConf:
         """Read the current settings of ``spark``."""
+        return FunctionConf.read(spark.conf.get)
+
+    @staticmethod
+    def read(get: Callable[[str], Any]) -> FunctionConf:
+        """Read the settings that ``get`` returns by name. It raises `PySparkException` for unknown names."""
 
         def flag(name: str, default: bool) -> bool:
             try:
-                return str(spark.conf.get(name)).lower() == "true"
+                return str(get(name)).lower() == "true"
             except PySparkException:  # this version of Spark has no such setting
                 return default
 
         execution = "spark.sql.execution"
         return FunctionConf(
-            timezone=str(spark.conf.get("spark.sql.session.timeZone")),
+            timezone=str(get(TIME_ZONE)),
             assign_by_name=flag("spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName", True),
             safe_cast=flag(f"{execution}.pandas.convertToArrowArraySafely", False),
             int_to_decimal=flag(f"{execution}.pythonUDF.pandas.intToDecimalCoercionEnabled", False),

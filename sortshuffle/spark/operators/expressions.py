@@ -24,6 +24,7 @@ from pyspark.sql import Column
 from pyspark.sql import types as st
 
 from sortshuffle.errors import ColumnError
+from sortshuffle.spark.session.java import java_class
 
 PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal | None
 
@@ -148,7 +149,7 @@ def _without_direction(column: Any) -> Column:
     if not hasattr(column, "_jc"):
         return type(column)(column._expr._child)
     jvm: Any = SparkContext._active_spark_context._jvm
-    return type(column)(jvm.org.apache.spark.sql.Column(column._jc.node().child()))
+    return type(column)(java_class(jvm, "org.apache.spark.sql.Column")(column._jc.node().child()))
 
 
 # ---- the trees of a classic session, in the JVM -----------------------------------------------------------

@@ -6,14 +6,24 @@ empty DataFrame, on the driver.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sortshuffle.spark.plan.chain import FrameContext
-from sortshuffle.spark.session.requirements import require_running
+from sortshuffle.spark.session.java import java_class
+from sortshuffle.spark.session.requirements import is_classic, require_running
 
 
 def twin(context: FrameContext, schema: StructType) -> DataFrame:
     """Make an empty DataFrame of ``schema`` in the frame's session. Raises `StateError` if it was stopped."""
-    require_running(context.spark)
-    return context.spark.createDataFrame([], schema)
+    session: Any = context.spark
+    require_running(session)
+    if not is_classic(session):
+        empty: DataFrame = session.createDataFrame([], schema)
+        return empty
+    # PySpark's createDataFrame would make an RDD, by some thirty calls of the JVM
+    rows = java_class(session.sparkContext._jvm, "java.util.ArrayList")()
+    java = session._jsparkSession
+    return DataFrame(java.createDataFrame(rows, java.parseDataType(schema.json())), session)

@@ -33,15 +33,9 @@ from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.session import shared_storage
 from sortshuffle.spark.session.planner import ControlRows, Planner
 from sortshuffle.spark.session.planner_choice import planner_of
-from sortshuffle.spark.session.requirements import (
-    application_of,
-    context_of,
-    context_settings,
-    require_session,
-    settings_of,
-)
+from sortshuffle.spark.session.requirements import application_of, context_of, require_session
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
-from sortshuffle.spark.session.sparks_shuffle import check_sparks_shuffle
+from sortshuffle.spark.session.session_settings import SessionSettings
 from sortshuffle.spark.worker.reports import SourceReports
 from sortshuffle.spark.worker.stages import Opening, Step
 
@@ -70,20 +64,17 @@ class FrameContext:
 
     @staticmethod
     def of(spark: Any) -> FrameContext:
-        """Read the session's settings. Raises `OptionError`, `UnsupportedError`."""
+        """Take the session's current settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
-        of_context, options = context_settings(session), Options.of(settings_of(session))
-        check_sparks_shuffle(of_context, options)
-        application = application_of(session)
-        options = shared_storage.note_use(context_of(session), options, application)
+        settings = SessionSettings.of(session)
         return FrameContext(
             session,
-            options,
-            FunctionConf.of(session),
-            str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
+            shared_storage.note_use(context_of(session), settings.options, settings.application),
+            settings.conf,
+            settings.case_sensitive,
             SourceReports.of(session),
             planner_of(session),
-            ServiceSettings.of(options, application, of_context),
+            settings.services,
         )
 
     def shuffle_partitions(self) -> int:
@@ -101,8 +92,8 @@ class FrameContext:
     def wire(self, schema: StructType) -> pa.Schema:
         """Return the Arrow schema in which rows of this schema travel. Raises `UnsupportedError` for types
         that Arrow cannot carry, and for several columns of one name, which Spark's Arrow exchange refuses."""
-        names = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if names:
+        if len(set(schema.names)) < len(schema.names):
+            names = sorted({name for name in schema.names if schema.names.count(name) > 1})
             raise UnsupportedError(
                 f"several columns are named {', '.join(names)}: rename all but one first, or leave them out"
             )

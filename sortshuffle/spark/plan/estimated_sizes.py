@@ -20,6 +20,7 @@ from sortshuffle.spark.functions.grouped import GroupFunction
 from sortshuffle.spark.functions.maps import MapFunction
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, ShuffleDependency
+from sortshuffle.spark.session.java import java_class
 from sortshuffle.spark.steps.group_steps import GroupApply
 from sortshuffle.spark.steps.row_steps import Limit, Sample
 from sortshuffle.spark.worker.stages import Step
@@ -82,4 +83,5 @@ def _declared_schema(step: Step) -> StructType | None:
 
 def _width(jvm: Any, schema: StructType) -> int:
     """Return the size of a row of this schema in bytes, as Spark estimates it."""
-    return _ROW_OVERHEAD + int(jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).defaultSize())
+    types = java_class(jvm, "org.apache.spark.sql.types.DataType")
+    return _ROW_OVERHEAD + int(types.fromJson(schema.json()).defaultSize())

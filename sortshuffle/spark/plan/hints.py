@@ -35,10 +35,13 @@ from sortshuffle.spark.plan.estimated_sizes import estimated_size
 from sortshuffle.spark.plan.origins import DataFrameOrigin
 from sortshuffle.spark.plan.staging import stage_name
 from sortshuffle.spark.session import classic_planner as planner
+from sortshuffle.spark.session.java import java_class, scala_object
 from sortshuffle.spark.session.naming import call_site
 from sortshuffle.spark.session.requirements import is_classic
 
 LOGGER = "sortshuffle.hints"
+
+_SQL = "org.apache.spark.sql"
 
 # Of Spark's `LogicalRDD`: 4.3 has all ten arguments, 4.1 and 4.2 lack the last, `isCheckpointedInput`.
 _ARITIES = (10, 9)
@@ -109,9 +112,8 @@ class _Claims:
 
     def scan(self, rdd: Any, layout: Layout, count: int, size: int | None) -> Any:
         """Return the JVM's Dataset of the rows of ``rdd``; None if this Spark has another `LogicalRDD`."""
-        sql = self._jvm.org.apache.spark.sql
         session: Any = self._session
-        none = _object(self._jvm.scala, "None")
+        none = scala_object(self._jvm, "scala.None")
         arguments = (
             self._output,
             rdd,
@@ -120,29 +122,35 @@ class _Claims:
             False,
             none,
             session._jsparkSession,
-            none if size is None else self._jvm.scala.Option.apply(self._statistics(size)),
+            none if size is None else java_class(self._jvm, "scala.Option").apply(self._statistics(size)),
             none,
             False,
         )
-        node = _constructed(sql.execution.LogicalRDD, arguments)
+        node = _constructed(java_class(self._jvm, f"{_SQL}.execution.LogicalRDD"), arguments)
         if node is None:
             return None
         # a new instance has new column ids, by which Spark tells the sides of a self join apart
-        return _object(sql.classic, "Dataset").ofRows(session._jsparkSession, node.newInstance())
+        datasets = scala_object(self._jvm, f"{_SQL}.classic.Dataset")
+        return datasets.ofRows(session._jsparkSession, node.newInstance())
 
     def _partitioning(self, layout: Layout, count: int) -> Any:
-        physical = self._jvm.org.apache.spark.sql.catalyst.plans.physical
+        physical = f"{_SQL}.catalyst.plans.physical"
         if _is_placed(layout, count):
             assert layout.placed_by is not None
-            return physical.HashPartitioning(self._seq(self._columns[at] for at in layout.placed_by), count)
-        return _object(physical, "SinglePartition") if count == 1 else physical.UnknownPartitioning(0)
+            columns = self._seq(self._columns[at] for at in layout.placed_by)
+            return java_class(self._jvm, f"{physical}.HashPartitioning")(columns, count)
+        if count == 1:
+            return scala_object(self._jvm, f"{physical}.SinglePartition")
+        return java_class(self._jvm, f"{physical}.UnknownPartitioning")(0)
 
     def _order(self, key: SortKey) -> Any:
-        expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
-        return expressions.SortOrder(
+        expressions = f"{_SQL}.catalyst.expressions"
+        direction = "Descending" if key.descending else "Ascending"
+        nulls = "NullsLast" if key.nulls_last else "NullsFirst"
+        return java_class(self._jvm, f"{expressions}.SortOrder")(
             self._columns[key.column],
-            _object(expressions, "Descending" if key.descending else "Ascending"),
-            _object(expressions, "NullsLast" if key.nulls_last else "NullsFirst"),
+            scala_object(self._jvm, f"{expressions}.{direction}"),
+            scala_object(self._jvm, f"{expressions}.{nulls}"),
             self._seq(()),
         )
 
@@ -155,15 +163,10 @@ class _Claims:
         return plan._jdf.queryExecution().analyzed().stats()
 
     def _seq(self, items: Iterable[Any]) -> Any:
-        listed = self._jvm.java.util.ArrayList()
+        listed = java_class(self._jvm, "java.util.ArrayList")()
         for item in items:
             listed.add(item)
         return self._jvm.PythonUtils.toSeq(listed)
-
-
-def _object(package: Any, name: str) -> Any:
-    """Return a Scala singleton object."""
-    return getattr(package, f"{name}$").__getattr__("MODULE$")
 
 
 def _constructed(kind: Any, arguments: Sequence[Any]) -> Any:

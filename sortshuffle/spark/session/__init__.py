@@ -1,11 +1,13 @@
 """The Spark session and the application of frames and RDDs.
 
 requirements                           checks of settings, and of the workers' Python
+session_settings                       what frames take from settings, kept until a setting changes
 planner                                the protocol of what stages need from Spark's planner
 classic_planner, connect_planner       its implementations, with a JVM and for Spark Connect
 planner_choice                         chooses the planner of a session
 sparks_shuffle                         refuses settings of Spark's shuffle that control rows rule out
 service, forgotten                     the application's shuffle services; exchanges that Spark has forgotten
 shared_storage                         the application's directory on storage that every host sees
+java                                   short ways to the driver's JVM
 naming                                 names of stages and RDDs in Spark's UI
 """

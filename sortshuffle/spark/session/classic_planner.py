@@ -30,6 +30,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sortshuffle.spark.control import MARK
+from sortshuffle.spark.session.java import java_class, scala_object
 from sortshuffle.spark.session.naming import call_site
 from sortshuffle.spark.session.planner import ControlRows, number_rows
 from sortshuffle.spark.session.requirements import NO_ROLLBACK
@@ -101,7 +102,7 @@ def zip_partitions(frames: Sequence[DataFrame]) -> DataFrame:
     context: Any = first.sparkSession.sparkContext
     jvm = context._jvm
     rdds = [rdd_of(frame) for frame in frames]
-    together = jvm.org.apache.spark.rdd.SQLPartitioningAwareUnionRDD(
+    together = java_class(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")(
         context._jsc.sc(), jvm.PythonUtils.toSeq(rdds), rdds[0].getNumPartitions(), rdds[0].elementClassTag()
     )
     # with the schema of a union, whose columns are nullable if they are in any of the frames
@@ -114,11 +115,11 @@ def pick_partitions(frame: DataFrame, partitions: Sequence[int]) -> DataFrame:
     context: Any = frame.sparkSession.sparkContext
     jvm = context._jvm
     rdd = rdd_of(frame)
-    pruning = jvm.org.apache.spark.rdd.PartitionPruningRDD
+    pruning = java_class(jvm, "org.apache.spark.rdd.PartitionPruningRDD")
     parts = [
         pruning.create(rdd, _whole_numbers(jvm, run.start, run.stop)) for run in _ascending_runs(partitions)
     ]
-    union = jvm.org.apache.spark.rdd.UnionRDD(
+    union = java_class(jvm, "org.apache.spark.rdd.UnionRDD")(
         context._jsc.sc(), jvm.PythonUtils.toSeq(parts), rdd.elementClassTag()
     )
     return _scan(frame, union)
@@ -132,7 +133,7 @@ def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:
     """Divide the partitions of an RDD, in order, into RDDs of these sizes."""
     if len(sizes) == 1:
         return [rdd]
-    pruning = jvm.org.apache.spark.rdd.PartitionPruningRDD
+    pruning = java_class(jvm, "org.apache.spark.rdd.PartitionPruningRDD")
     ranges = pairwise(accumulate(sizes, initial=0))
     return [pruning.create(rdd, _whole_numbers(jvm, start, end)) for start, end in ranges]
 
@@ -150,9 +151,8 @@ def _ascending_runs(numbers: Sequence[int]) -> Iterator[range]:
 
 def _whole_numbers(jvm: Any, start: int, end: int) -> Any:
     """Return start..end-1 as a Scala set, which is also a Scala function that tests for membership."""
-    scala = jvm.scala.collection.immutable
-    numbers = getattr(scala, "Range$Exclusive")(start, end, 1)
-    return getattr(scala, "BitSet$").__getattr__("MODULE$").fromSpecific(numbers)
+    numbers = java_class(jvm, "scala.collection.immutable.Range$Exclusive")(start, end, 1)
+    return scala_object(jvm, "scala.collection.immutable.BitSet").fromSpecific(numbers)
 
 
 def _scan(frame: DataFrame, rdd: Any) -> DataFrame:
@@ -168,8 +168,8 @@ def rdd_of(frame: DataFrame) -> Any:
     for key, value in _CLONE_SETTINGS.items():
         clone.conf().set(key, value)
     jvm = session.sparkContext._jvm
-    datasets = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
-    with _active(jvm.org.apache.spark.sql.classic.SparkSession, clone):
+    datasets = scala_object(jvm, "org.apache.spark.sql.classic.Dataset")
+    with _active(java_class(jvm, "org.apache.spark.sql.classic.SparkSession"), clone):
         return datasets.ofRows(clone, frame._jdf.queryExecution().analyzed()).queryExecution().toRdd()
 
 

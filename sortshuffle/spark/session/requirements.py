@@ -19,6 +19,7 @@ from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.homes.host import ADDRESS_VARIABLE
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
+from sortshuffle.spark.session.java import dict_of
 from sortshuffle.version import __version__
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
@@ -29,6 +30,9 @@ NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMisma
 LOOPBACK = "127.0.0.1"
 
 _checked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+# by SparkContext, for which they never change: reading them takes several calls of the JVM for each
+_applications: WeakKeyDictionary[SparkContext, str] = WeakKeyDictionary()
+_context_settings: WeakKeyDictionary[SparkContext, dict[str, str]] = WeakKeyDictionary()
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -126,9 +130,12 @@ def context_of(spark: SparkSession) -> SparkContext | None:
 def application_of(spark: SparkSession) -> str:
     """Return the application's id, as its tasks know it."""
     context = context_of(spark)
-    if context is not None:
-        return str(context.applicationId)
-    return str(spark.conf.get("spark.app.id"))  # set by the server's context
+    if context is None:
+        return str(spark.conf.get("spark.app.id"))  # set by the server's context
+    known = _applications.get(context)
+    if known is None:
+        known = _applications[context] = str(context.applicationId)
+    return known
 
 
 def check_no_rollback(spark: SparkSession) -> None:
@@ -146,6 +153,9 @@ def check_no_rollback(spark: SparkSession) -> None:
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
     """Return all current settings of the session, including those of its application."""
+    if is_classic(spark):
+        session: Any = spark
+        return dict_of(session.sparkContext._jvm, session._jsparkSession.conf().getAllAsJava())
     settings: Any = spark.conf.getAll
     return dict(settings)
 
@@ -157,7 +167,9 @@ def context_settings(spark: SparkSession | SparkContext) -> dict[str, str]:
     if not isinstance(spark, SparkContext) and not is_classic(spark):
         return settings_of(spark)
     context = spark if isinstance(spark, SparkContext) else spark.sparkContext
-    return dict(context.getConf().getAll())
+    if context not in _context_settings:
+        _context_settings[context] = dict(context.getConf().getAll())
+    return dict(_context_settings[context])
 
 
 def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) -> None:
