@@ -13,6 +13,7 @@ from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 os.environ[ALLOCATOR_VARIABLE] = ALLOCATOR_DELAY  # as in the workers; read when pyarrow is loaded
 warnings.filterwarnings("ignore", category=FutureWarning)
 
+import calls  # noqa: E402
 import click  # noqa: E402
 import cluster_exchange  # noqa: E402
 import comparison  # noqa: E402
@@ -39,6 +40,7 @@ CASES = {
     "service": service.main,
     "scale": scale.main,
     "growth": growth.main,
+    "calls": calls.main,
     "cluster": cluster_exchange.main,
 }
 # suites of whole Spark jobs; those of the manager and these

@@ -1,0 +1,147 @@
+"""`calls`: what the driver takes to make frames, before anything runs, against PySpark's own methods.
+
+Each call is made of a new DataFrame, on both sides in turn, in one warm session. The figures are medians, in
+milliseconds, and the number of calls of the JVM through Py4J. The aim: to wrap a DataFrame, to read its
+schema and to call one method takes at most `AIM` ms more than PySpark takes for the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from exchange import session
+from harness import record
+from pyspark.sql import DataFrame, SparkSession
+
+import sortshuffle
+
+AIM = 1.0  # ms
+TIMES, WARM_UP = 300, 100  # of each side
+SCHEMA = "k long, v long, d double, s string"
+FORGET = "m\n"  # Py4J's commands that drop objects, at times of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """``ours``, ``theirs``: the same calls of a frame and of its DataFrame."""
+
+    name: str
+    ours: Callable[[DataFrame], Any]
+    theirs: Callable[[DataFrame], Any]
+
+
+@dataclass(slots=True)
+class Figures:
+    """``seconds`` of each time. ``sent``: the calls of the JVM in the last one."""
+
+    seconds: list[float] = field(default_factory=list)
+    sent: int = 0
+
+    @property
+    def milliseconds(self) -> float:
+        return round(median(self.seconds) * 1e3, 3)
+
+
+def _batches(batches: Any) -> Any:
+    yield from batches
+
+
+def _group(group: Any) -> Any:
+    return group
+
+
+def _wrapped(name: str, call: Callable[[Any], Any]) -> Calls:
+    """The schema, and then this call, on a frame of the DataFrame and on itself."""
+
+    def ours(df: DataFrame) -> Any:
+        frame = sortshuffle.frame(df)
+        return frame.schema, call(frame)
+
+    return Calls(name, ours, lambda df: (df.schema, call(df)))
+
+
+CALLS = [
+    _wrapped("schema", lambda rows: None),
+    _wrapped('schema, repartition(8, "k")', lambda rows: rows.repartition(8, "k")),
+    _wrapped('schema, repartition("k")', lambda rows: rows.repartition("k")),
+    _wrapped("schema, mapInArrow", lambda rows: rows.mapInArrow(_batches, SCHEMA)),
+    _wrapped(
+        'schema, groupBy("k").applyInPandas', lambda rows: rows.groupBy("k").applyInPandas(_group, SCHEMA)
+    ),
+    _wrapped("schema, distinct", lambda rows: rows.distinct()),
+    _wrapped('schema, groupBy("k").sum("v")', lambda rows: rows.groupBy("k").sum("v")),
+    _wrapped('schema, withColumnRenamed("v", "w")', lambda rows: rows.withColumnRenamed("v", "w")),
+    Calls("toDF", lambda df: sortshuffle.frame(df).toDF(), lambda df: df),
+    Calls(
+        'repartition(8, "k"), toDF: planned',
+        lambda df: sortshuffle.frame(df).repartition(8, "k").toDF(),
+        lambda df: df.repartition(8, "k")._jdf.queryExecution().executedPlan(),
+    ),
+]
+
+
+def main(quick: bool) -> None:
+    warm_up, times = (2, 4) if quick else (WARM_UP, TIMES)
+    print(f"\ncalls: ms of the driver, median of {times}, warm (calls of the JVM); aim: {AIM:g} ms more")
+    spark = session("local[2]")
+    try:
+        df = spark.range(1000).selectExpr("id % 7 as k", "id as v", "id + 0.5D as d", "string(id) as s")
+        for calls in CALLS:
+            ours, theirs = Figures(), Figures()
+            for number in range(warm_up + times):
+                for run, figures in ((calls.ours, ours), (calls.theirs, theirs)):
+                    _once(spark, run, df.select("*"), figures)
+                if number + 1 == warm_up:
+                    ours.seconds.clear()
+                    theirs.seconds.clear()
+            _tell(calls.name, ours, theirs)
+    finally:
+        spark.stop()
+
+
+def _once(spark: SparkSession, run: Callable[[DataFrame], Any], df: DataFrame, figures: Figures) -> None:
+    with _sent(spark) as sent:
+        started = time.perf_counter()
+        made = run(df)
+        figures.seconds.append(time.perf_counter() - started)
+    del made  # dropped after the time is taken
+    figures.sent = len(sent)
+
+
+def _tell(name: str, ours: Figures, theirs: Figures) -> None:
+    more = ours.milliseconds - theirs.milliseconds
+    print(
+        f"  {name:<36} sortshuffle {ours.milliseconds:8.3f} ({ours.sent:3})"
+        f"   PySpark {theirs.milliseconds:8.3f} ({theirs.sent:3})   {more:+8.3f} ms"
+    )
+    record(
+        "calls",
+        calls=name,
+        milliseconds={"sortshuffle": ours.milliseconds, "PySpark": theirs.milliseconds},
+        jvm_calls={"sortshuffle": ours.sent, "PySpark": theirs.sent},
+        times=len(ours.seconds),
+    )
+
+
+@contextmanager
+def _sent(spark: SparkSession) -> Iterator[list[None]]:
+    """One item for each call of the JVM that this thread makes in the block."""
+    client: Any = spark.sparkContext._gateway._gateway_client
+    send, thread, sent = client.send_command, threading.get_ident(), []
+
+    def counted(command: str, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not command.startswith(FORGET):
+            sent.append(None)
+        return send(command, *args, **kwargs)
+
+    client.send_command = counted
+    try:
+        yield sent
+    finally:
+        del client.send_command
