@@ -8,4 +8,6 @@ cogroups                       cogroup
 parquet_scan, scan_reasons     a DataFrame that is only a scan of files, by the workers; why Spark has to scan
 plan_json, file_relation       what Spark's analysed plan says, and what the JVM knows of a relation's files
 expressions, key_checks, twin  a Column as plain values; which columns may be keys; Spark's analysis of a call
+translation                    Spark's filters and selections as Arrow expressions
+catalyst, catalyst_types       expressions as Spark analysed them; their types and constants as Arrow's
 """
