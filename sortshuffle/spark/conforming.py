@@ -69,14 +69,25 @@ def check_types(found: pa.Schema, target: pa.Schema, place: str, *, exact: bool 
         )
     wrong = [
         f"column '{wanted.name}' (expected {wanted.type}, found {has.type})"
-        for has, wanted in zip(found, target, strict=True)
-        if not _carries(has.type, wanted.type, exact)
+        for has, wanted in other_types(found, target, exact=exact)
     ]
     if wrong:
         raise SchemaMismatchError(
             f"{place}: column types differ from the declared schema: {', '.join(wrong)}."
             " Cast the columns, or declare the types they have"
         )
+
+
+def other_types(
+    found: pa.Schema, target: pa.Schema, *, exact: bool = False
+) -> list[tuple[pa.Field, pa.Field]]:
+    """Return the fields of ``found`` that `conform` cannot convert, each with its field of ``target``. Both
+    schemas have equally many fields."""
+    return [
+        (has, wanted)
+        for has, wanted in zip(found, target, strict=True)
+        if not _carries(has.type, wanted.type, exact)
+    ]
 
 
 def _counted(names: list[str]) -> str:

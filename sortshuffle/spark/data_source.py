@@ -35,7 +35,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sortshuffle import calls
-from sortshuffle.errors import CorruptDataError, Place, UnsupportedError, UsageError
+from sortshuffle.errors import CorruptDataError, Place, SortShuffleError, UnsupportedError, UsageError
 from sortshuffle.format.header import PayloadKind
 from sortshuffle.format.index import Index
 from sortshuffle.memory.budget import MemoryBudget
@@ -45,6 +45,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import Fetch, LocalInputChannel
 from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.schema import from_arrow, to_arrow
+from sortshuffle.spark.worker_errors import note_fields
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.reader import read_index
@@ -115,6 +116,13 @@ class MapOutputReader(DataSourceReader):  # type: ignore[misc]
         """Yield the rows of a partition, in the order of the file."""
         if not isinstance(partition, MapOutputPart):
             return  # a placeholder: Spark passes one if there are no partitions
+        try:
+            yield from self._rows(partition)
+        except SortShuffleError as error:
+            note_fields(error)
+            raise
+
+    def _rows(self, partition: MapOutputPart) -> Iterator[pa.RecordBatch]:
         target = to_arrow(self._schema, "UTC")  # the time zone label that Spark expects here
         index = read_index(partition.file, partition.file_id)
         payload = ArrowPayload(_rows_schema(partition.file, index), index.header.codec)

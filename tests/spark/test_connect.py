@@ -40,3 +40,9 @@ def test_a_session_without_the_setting_is_refused_with_its_name_and_value(printe
 def test_there_are_no_figures_and_it_is_said(printed: dict[str, Any]) -> None:
     assert printed["stages"] == 0
     assert "over Spark Connect there are no figures" in printed["explained"]
+
+
+def test_an_error_of_a_worker_is_what_it_is_and_sparks(printed: dict[str, Any]) -> None:
+    kind, sparks, message = printed["worker_error"]
+    assert (kind, sparks) == ("SchemaMismatchError", "PythonException")
+    assert "mapInArrow(<lambda>): PySparkRuntimeError: [RESULT_COLUMN_" in message

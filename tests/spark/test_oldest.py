@@ -62,3 +62,6 @@ def test_each_kind_of_operator_gives_the_rows_that_plain_pyspark_gives(pyspark: 
     assert found["differing"] == {}
     assert found["cases"] >= 20
     assert found["stages"] == 2
+    kind, sparks, message = found["worker_error"]
+    assert (kind, sparks) == ("SchemaMismatchError", "PythonException")
+    assert "mapInArrow(<lambda>): PySparkRuntimeError: [RESULT_COLUMN_" in message

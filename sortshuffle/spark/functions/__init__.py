@@ -5,8 +5,8 @@ Each PySpark method has an adaptor that wraps the function: the adaptor takes ba
 groups) and yields batches of the declared wire schema. It follows the rules of PySpark 4.3's worker and of
 the JVM that reads that worker's results. PySpark's own code converts to and from pandas. The differences:
 
-* A result that crashes Spark's task in the JVM raises a `SchemaMismatchError` here. The error names the
-  function, the column and the types.
+* A wrong result raises a `SchemaMismatchError` here, even one that crashes Spark's task in the JVM. The error
+  names the function, and then has PySpark's own words.
 * Other representations of the declared types are converted (`spark.conforming.conform`) even where
   PySpark accepts only one: text with 64-bit offsets, any time zone's label, any unit of time.
 * Every field that a function receives is nullable and has no metadata.

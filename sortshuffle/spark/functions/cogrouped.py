@@ -90,7 +90,7 @@ class CoGroupInArrow(CoGroupFunction):
 
     def _result_batches(self, result: Any) -> Batches:
         if not isinstance(result, pa.Table):
-            raise self.declared.mismatch("a pyarrow.Table", type(result).__name__)
+            raise self.declared.mismatch("pyarrow.Table", type(result).__name__)
         return from_arrow(result, self.declared, self.conf)
 
 

@@ -29,6 +29,7 @@ class FunctionConf:
     ``large_types``           ``spark.sql.execution.arrow.useLargeVarTypes``
     ``any_iterable``          ``spark.sql.execution.pythonUDF.mapInBatch.legacy.acceptAnyIterable.enabled``
     ``exact_schema``          ``spark.sql.execution.arrow.pyspark.validateSchema.enabled``
+    ``batch_rows``            ``spark.sql.execution.arrow.maxRecordsPerBatch``, for parts of groups alone
     ========================  ===========================================================================
 
     ``spark.sql.execution.pandas.structHandlingMode`` is for ``toPandas()`` alone: functions get dicts.
@@ -42,6 +43,7 @@ class FunctionConf:
     large_types: bool = False
     any_iterable: bool = True
     exact_schema: bool = False
+    batch_rows: int = 10_000
 
     @staticmethod
     def of(spark: SparkSession) -> FunctionConf:
@@ -68,4 +70,5 @@ class FunctionConf:
             large_types=flag(f"{execution}.arrow.useLargeVarTypes", False),
             any_iterable=flag(f"{execution}.pythonUDF.mapInBatch.legacy.acceptAnyIterable.enabled", True),
             exact_schema=flag(f"{execution}.arrow.pyspark.validateSchema.enabled", False),
+            batch_rows=int(str(spark.conf.get(f"{execution}.arrow.maxRecordsPerBatch"))),
         )

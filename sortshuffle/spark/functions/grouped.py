@@ -1,8 +1,8 @@
 """Adaptors for ``groupBy().applyInArrow`` and ``applyInPandas``: functions of a whole group or an iterator.
 
 As in PySpark, type hints choose the form. A function whose hints say that it maps an iterator of batches (or
-of frames) to another gets its group in parts, and the group need not fit into memory. The part of a group
-that the function does not read is skipped.
+of frames) to another gets its group in parts of at most ``conf.batch_rows`` rows, and the group need not fit
+into memory. The part of a group that the function does not read is skipped.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class GroupApplyInArrow(GroupFunction):
                 result = in_user_code(self.function, *self._arguments(group))
                 del group  # so that the table is not held while the results are delivered
                 if not isinstance(result, pa.Table):
-                    raise self.declared.mismatch("a pyarrow.Table", type(result).__name__)
+                    raise self.declared.mismatch("pyarrow.Table", type(result).__name__)
                 yield from from_arrow(result, self.declared, self.conf)
                 del result
 
@@ -117,7 +117,7 @@ class GroupIterateInArrow(GroupFunction):
     def _run(self, groups: Iterator[Batches]) -> Generator[pa.RecordBatch, None, None]:
         with CloseAtEnd(groups):
             for group in groups:
-                yield from self._apply(with_session_types(group, self.conf))
+                yield from self._apply(with_session_types(_in_parts(group, self.conf), self.conf))
 
     def _apply(self, group: Batches) -> Batches:
         before: tuple[Any, ...] = ()
@@ -183,7 +183,7 @@ class GroupIterateInPandas(GroupFunction):
     def _run(self, groups: Iterator[Batches]) -> Generator[pa.RecordBatch, None, None]:
         with CloseAtEnd(groups):
             for group in groups:
-                yield from self._apply(group)
+                yield from self._apply(_in_parts(group, self.conf))
 
     def _apply(self, group: Batches) -> Batches:
         import pandas as pd
@@ -201,6 +201,17 @@ class GroupIterateInPandas(GroupFunction):
             for frame in results:
                 yield from from_group_frame(frame, self.declared, self.conf)
                 del frame  # so that it is not held while the function makes the next one
+
+
+def _in_parts(group: Batches, conf: FunctionConf) -> Batches:
+    """Cut the batches of a group into parts of as many rows as the session allows."""
+    if conf.batch_rows <= 0:
+        yield from group
+        return
+    for batch in group:
+        for start in range(0, batch.num_rows, conf.batch_rows):
+            yield batch.slice(start, conf.batch_rows)
+        del batch  # so that it is not held while the next one is read
 
 
 def arrow_key(rows: pa.Table | pa.RecordBatch, keys: tuple[int, ...]) -> tuple[pa.Scalar, ...]:

@@ -51,7 +51,7 @@ class MapInArrow(MapFunction):
     """``DataFrame.mapInArrow``: an iterator of record batches to an iterator of record batches.
 
     As in Spark, returned columns are matched by position, and extra columns are dropped. With
-    ``conf.exact_schema`` names and number must agree.
+    ``conf.exact_schema`` names, order and types must be the declared ones.
     """
 
     method = "mapInArrow"
@@ -69,8 +69,7 @@ class MapInArrow(MapFunction):
     def _result_batches(self, batch: pa.RecordBatch) -> Batches:
         columns = len(self.declared.wire)
         if self.conf.exact_schema:
-            self.declared.check_names(batch.schema.names, by_name=False)
-            self.declared.check_names(batch.schema.names, by_name=True)
+            self.declared.check_exactly(batch.schema)
         elif batch.num_columns < columns:
             self.declared.check_names(batch.schema.names, by_name=False)
         elif batch.num_columns > columns:

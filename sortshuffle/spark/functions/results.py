@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sortshuffle.errors import SchemaMismatchError
-from sortshuffle.spark.conforming import check_types
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import arrow_batch
 from sortshuffle.spark.functions.declared import Batches, Declared
@@ -29,7 +28,7 @@ def from_arrow(result: pa.Table | pa.RecordBatch, declared: Declared, conf: Func
         declared.check_names(result.schema.names, by_name=conf.assign_by_name)
         if conf.assign_by_name:
             result = _in_declared_order(result, declared)
-        check_types(result.schema, wire, declared.place, exact=True)
+        declared.check_types(result.schema, exact=True)
     for batch in result.to_batches() if isinstance(result, pa.Table) else (result,):
         yield from declared.deliver(batch, exact=True)
 
@@ -38,7 +37,9 @@ def _in_declared_order(result: pa.Table | pa.RecordBatch, declared: Declared) ->
     names = declared.wire.names
     twins = sorted({name for name in names if result.schema.names.count(name) > 1})
     if twins:
-        raise declared.mismatch("every column once", f"several columns named {', '.join(twins)}")
+        raise SchemaMismatchError(
+            f"{declared.place}: several returned columns are named {', '.join(twins)}. Return each one once"
+        )
     return result.select(names)
 
 
@@ -47,7 +48,7 @@ def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Bat
     import pandas as pd
 
     if not isinstance(result, pd.DataFrame):
-        raise declared.mismatch("a pandas.DataFrame", type(result).__name__)
+        raise declared.mismatch("pandas.DataFrame", type(result).__name__)
     return from_frame(result, list(result.columns), conf.assign_by_name, declared, conf)
 
 
@@ -63,7 +64,7 @@ def from_frame(
     except MemoryError:
         raise
     except Exception as error:
-        raise SchemaMismatchError(
-            f"{declared.place}: a returned frame cannot be converted to the declared schema: {error}"
-        ) from error
+        # workers report no causes where tracebacks are simplified
+        reason = "" if error.__cause__ is None else f" {error.__cause__}"
+        raise SchemaMismatchError(f"{declared.place}: {type(error).__name__}: {error}{reason}") from error
     yield from declared.deliver(batch)

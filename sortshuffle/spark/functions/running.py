@@ -8,7 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from pyspark.errors import PySparkRuntimeError
+
 from sortshuffle.spark.functions.declared import Declared
+from sortshuffle.spark.worker_errors import note_fields
 
 T = TypeVar("T")
 
@@ -19,12 +22,14 @@ _END = object()
 def user_errors(results: Iterator[T]) -> Iterator[T]:
     """Pass ``results`` on. The traceback of a user's error shows the user's frames and one line of ours.
 
-    Other errors may be faults of this package, and keep their whole traceback. Each adaptor calls this, and a
-    stage calls it once more around its chain of adaptors.
+    Other errors may be faults of this package, and keep their whole traceback; those that this package raises
+    on purpose get a note for the driver. Each adaptor calls this, and a stage calls it once more around its
+    chain of adaptors.
     """
     try:
         yield from results
     except Exception as error:
+        note_fields(error)
         raise error.with_traceback(_without_plumbing(error.__traceback__))  # noqa: B904  it is the error itself
 
 
@@ -34,8 +39,8 @@ def in_user_code(function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
     except StopIteration as stop:
         # uncaught, a StopIteration would end the generators above as if the data had ended
-        raise RuntimeError(
-            f"StopIteration was raised by a function, outside of an iterator: {stop}"
+        raise PySparkRuntimeError(
+            errorClass="STOP_ITERATION_OCCURRED", messageParameters={"exc": str(stop)}
         ) from stop
 
 
@@ -88,7 +93,7 @@ def iterate(
 
     ``before``: arguments before the iterator. ``any_iterable``: accept a list, say, besides iterators.
     """
-    wanted = f"an iterator of {kind.__module__.partition('.')[0]}.{kind.__name__}"
+    wanted = f"iterator of {kind.__module__.partition('.')[0]}.{kind.__name__}"
     source = _Input(items)
     results: Any = in_user_code(function, *before, source)
     if any_iterable and not isinstance(results, Iterator):
@@ -103,7 +108,7 @@ def iterate(
             if result is _END:
                 return
             if not isinstance(result, kind):
-                raise declared.mismatch(wanted, f"an iterator of {type(result).__name__}")
+                raise declared.mismatch(wanted, f"iterator of {type(result).__name__}")
             yield result
             del result
 

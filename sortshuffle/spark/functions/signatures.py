@@ -29,7 +29,12 @@ def takes_key(method: str, function: Function, *rows: str) -> bool:
     """Return whether ``function`` takes a key before the arguments ``rows``. As in PySpark, parameters with a
     default are counted. Raises `UsageError` if it takes neither these arguments nor these and one more."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError) as error:  # some functions written in C do not tell
+        raise UsageError(
+            f"the arguments of {function_name(function)}, given to {method}, are unknown. Wrap it in a lambda"
+        ) from error
     count = sum(parameter.kind in positional for parameter in parameters)
     without = len(rows)
     if count not in (without, without + 1):

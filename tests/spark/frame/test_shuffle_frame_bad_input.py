@@ -209,19 +209,22 @@ def not_a_frame(group: pd.DataFrame) -> Any:
 WRONG_RESULTS: dict[str, tuple[Callable[[ShuffleFrame], ShuffleFrame], list[str]]] = {
     "mapInArrow yields other types": (
         lambda frame: frame.mapInArrow(narrow, "id long, k long"),
-        ["mapInArrow(narrow)", "column 'id' (expected int64, found double)"],
+        ["mapInArrow(narrow)", "column 'id' (expected int64, actual double)"],
     ),
     "mapInArrow yields fewer columns": (
         lambda frame: frame.mapInArrow(narrow, SCHEMA),
-        ["mapInArrow(narrow)", "expected 3 columns (id, k, s), found 2 (id, k)"],
+        ["mapInArrow(narrow)", "Expected: 3 Actual: 2", "Declared: id, k, s. Returned: id, k"],
     ),
     "mapInArrow yields no batches": (
         lambda frame: frame.mapInArrow(not_batches, SCHEMA),
-        ["mapInArrow(not_batches) must return an iterator of pyarrow.RecordBatch", "an iterator of dict"],
+        [
+            "mapInArrow(not_batches): PySparkTypeError: [UDF_RETURN_TYPE] Return type of the user-defined"
+            " function should be iterator of pyarrow.RecordBatch, but is iterator of dict."
+        ],
     ),
     "applyInArrow returns other types": (
         lambda frame: frame.groupBy("k").applyInArrow(narrow_group, "id long, k long"),
-        ["groupBy().applyInArrow(narrow_group)", "column 'id' (expected int64, found double)"],
+        ["groupBy().applyInArrow(narrow_group)", "column 'id' (expected int64, actual double)"],
     ),
     "applyInArrow returns other columns": (
         lambda frame: frame.groupBy("k").applyInArrow(whole, "id long, k long, t string"),
@@ -233,7 +236,7 @@ WRONG_RESULTS: dict[str, tuple[Callable[[ShuffleFrame], ShuffleFrame], list[str]
     ),
     "applyInPandas returns no frame": (
         lambda frame: frame.groupBy("k").applyInPandas(not_a_frame, "id long"),
-        ["groupBy().applyInPandas(not_a_frame) must return a pandas.DataFrame, but returned list"],
+        ["groupBy().applyInPandas(not_a_frame): PySparkTypeError: ", "pandas.DataFrame, but is list."],
     ),
 }
 
@@ -253,7 +256,7 @@ def test_a_result_that_is_not_as_declared_names_function_column_and_types(
 def test_a_wrong_result_fails_a_count_and_a_shuffle_too(frame: ShuffleFrame) -> None:
     wrong = frame.mapInArrow(narrow, "id long, k long")
     for action in (wrong.count, wrong.repartition(2).count):
-        with pytest.raises(PythonException, match=r"mapInArrow\(narrow\).*expected int64, found double"):
+        with pytest.raises(PythonException, match=r"mapInArrow\(narrow\).*expected int64, actual double"):
             action()
 
 

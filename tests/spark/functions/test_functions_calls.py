@@ -104,6 +104,12 @@ def test_hints_that_mean_nothing_are_ignored(spark: SparkSession) -> None:
     assert GroupApplyInArrow.of(half_hinted, "k int", CONF, [0]).takes_key
 
 
+@pytest.mark.parametrize("adaptor", [GroupApplyInArrow, GroupApplyInPandas])
+def test_functions_that_do_not_tell_their_arguments_are_refused(spark: SparkSession, adaptor: Any) -> None:
+    with pytest.raises(UsageError, match=r"the arguments of dict, given to groupBy\(\)\.apply"):
+        adaptor.of(dict, "k int", CONF, [0])
+
+
 def test_functions_are_named_in_errors(spark: SparkSession) -> None:
     partial = functools.partial(functools.partial(map_arrow))
     assert MapInArrow.of(map_arrow, "k int", CONF).declared.place == "mapInArrow(map_arrow)"

@@ -272,6 +272,14 @@ def test_our_own_errors_keep_their_traceback(spark: SparkSession) -> None:
     assert "check_types" in our_frames(caught.value)
 
 
+def test_a_refusal_that_this_pyspark_has_no_words_for_is_said_in_ours(spark: SparkSession) -> None:
+    declared = MapInArrow.of(passing_map, "k int", CONF).declared
+    assert str(declared.refusal("NEW_CONDITION", missing=" Missing: k.", extra="")) == (
+        "mapInArrow(passing_map): PySparkRuntimeError: [NEW_CONDITION] The returned data do not match the"
+        " declared schema: missing: Missing: k."
+    )
+
+
 STOPPING = [
     ("mapInArrow", lambda items: next(iter([]))),
     ("mapInPandas", lambda items: next(iter([]))),
@@ -284,5 +292,5 @@ STOPPING = [
 def test_stop_iteration_is_not_the_end_of_the_data(small: DataFrame, method: str, function: Any) -> None:
     with pytest.raises(PySparkException, match="STOP_ITERATION_OCCURRED"):
         by_spark(small, method, function, "k int", ["k"])
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    with pytest.raises(RuntimeError, match="STOP_ITERATION_OCCURRED"):
         by_us(small, method, function, "k int", ["k"])

@@ -32,6 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sortshuffle.compute.groups.groups import group_batches
 from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 
 # workers know nothing of this module
@@ -80,6 +81,19 @@ def test_functions_see_what_pyspark_shows_them(
 def test_frames_of_numbers_are_those_of_pyspark(spark: SparkSession, frames: dict[str, DataFrame]) -> None:
     with settings(spark, ONE_ROW_BATCHES):
         assert_same(frames["numbers"], "applyInPandas", see_pandas, "seen string")
+
+
+@pytest.mark.parametrize("function", [see_keyed_arrow, see_keyed_pandas])
+@pytest.mark.parametrize(("most", "parts"), [("2", [2, 1, 2]), ("0", [3, 2]), ("-1", [3, 2]), ("9", [3, 2])])
+def test_parts_have_no_more_rows_than_the_session_allows(
+    spark: SparkSession, function: Any, most: str, parts: list[int]
+) -> None:
+    adaptor = GroupApplyInArrow if function is see_keyed_arrow else GroupApplyInPandas
+    with settings(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": most}):
+        made = adaptor.of(function, "seen string", FunctionConf.of(spark), [0])
+    group = iter([batch(k=[1, 1, 1]), batch(k=[1, 1])])
+    (result,) = made(iter([group]))
+    assert result.column(0)[0].as_py().endswith(str(parts))
 
 
 # --- what functions return ------------------------------------------------------------------------------
@@ -187,12 +201,12 @@ def text_for_number(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 
 REFUSED = {
-    list_of_batches: ("applyInArrow", "an iterator of pyarrow.RecordBatch, but returned list"),
-    table_for_batch: ("applyInArrow", "an iterator of Table"),
-    int_for_long: ("applyInArrow", "int64, found int32"),
+    list_of_batches: ("applyInArrow", "should be iterator of pyarrow.RecordBatch, but is list."),
+    table_for_batch: ("applyInArrow", "but is iterator of Table."),
+    int_for_long: ("applyInArrow", "int64, actual int32"),
     other_names: ("applyInArrow", "Missing: a. Unexpected: b"),
-    none_for_frames: ("applyInPandas", "pandas.DataFrame, but returned NoneType"),
-    column_for_frame: ("applyInPandas", "an iterator of Series"),
+    none_for_frames: ("applyInPandas", "pandas.DataFrame, but is NoneType."),
+    column_for_frame: ("applyInPandas", "but is iterator of Series."),
     other_columns: ("applyInPandas", "Missing: a. Unexpected: z"),
     text_for_number: ("applyInPandas", "'a'.*int64"),
 }

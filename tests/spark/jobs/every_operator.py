@@ -30,6 +30,7 @@ import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.session.requirements import NO_ROLLBACK, is_classic
+from sortshuffle.spark.worker_errors import own_error
 
 PARTITIONS = 5  # of whatever does not say how many
 COLUMNS = ["id", "i", "lo", "d", "st", "ts", "dl", "bo"]
@@ -311,6 +312,18 @@ def shown(found: Any, expected: Any) -> list[str]:
     return [f"ours {str(found)[:300]}", f"plain {str(expected)[:300]}"]
 
 
+def worker_error(job: Job) -> list[str]:
+    """The classes of a worker's error as the driver may raise it, and its message."""
+    wrong = sortshuffle.frame(job.few).mapInArrow(lambda batches: batches, "other string").toDF()
+    try:
+        wrong.collect()
+    except Exception as error:
+        both = own_error(error)
+        assert isinstance(both, type(error)), f"not ours: {error!r}"
+        return [type(both).__name__, type(error).__name__, str(both).partition("\n\n")[0]]
+    return []
+
+
 def main(directory: str, kind: str, *only: str) -> None:
     spark = session(kind)
     job = Job(spark, Path(directory))
@@ -332,6 +345,7 @@ def main(directory: str, kind: str, *only: str) -> None:
         "cases": len(only or _cases),
         "differing": differing,
         "refusal": refusal(job) if kind == "remote" else "",
+        "worker_error": worker_error(job),
         "stages": len(placed.stage_totals()),
         "explained": explained.getvalue(),
     }

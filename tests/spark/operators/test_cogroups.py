@@ -231,11 +231,11 @@ def results_of(adaptor: Any, function: Any, schema: str) -> list[dict[str, Any]]
 @pytest.mark.parametrize(
     ("adaptor", "function", "says"),
     [
-        (CoGroupInArrow, lambda a, b: None, "must return a pyarrow.Table, but returned NoneType"),
-        (CoGroupInArrow, lambda a, b: batch(a=[1]), "pyarrow.Table, but returned RecordBatch"),
+        (CoGroupInArrow, lambda a, b: None, "should be pyarrow.Table, but is NoneType."),
+        (CoGroupInArrow, lambda a, b: batch(a=[1]), "pyarrow.Table, but is RecordBatch"),
         (CoGroupInArrow, lambda a, b: pa.table({"b": [1]}), "Missing: a. Unexpected: b"),
-        (CoGroupInArrow, lambda k, a, b: pa.table({"a": [1.0]}), "int64, found double"),
-        (CoGroupInPandas, lambda a, b: a["k"], "pandas.DataFrame, but returned Series"),
+        (CoGroupInArrow, lambda k, a, b: pa.table({"a": [1.0]}), "int64, actual double"),
+        (CoGroupInPandas, lambda a, b: a["k"], "pandas.DataFrame, but is Series"),
         (CoGroupInPandas, lambda a, b: a, "Missing: a. Unexpected: k, s"),
         (CoGroupInPandas, lambda k, a, b: pd.DataFrame({"a": ["x"]}), "'a'.*int64"),
     ],
