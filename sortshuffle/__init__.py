@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from sortshuffle.service.server.shuffle_service import serve
     from sortshuffle.spark.data_source import register
     from sortshuffle.spark.frame.frame_reader import read
-    from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame, broadcast, frame
+    from sortshuffle.spark.frame.frames import broadcast, frame
+    from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
+    from sortshuffle.spark.frame.shuffle_session import session
     from sortshuffle.spark.rdds.rdd import ShuffleRDD, rdd
     from sortshuffle.spark.session.requirements import configure
     from sortshuffle.spark.session.service import files_key
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "ShuffleFrame": "sortshuffle.spark.frame.shuffle_frame",
     "ShuffleRDD": "sortshuffle.spark.rdds.rdd",
-    "broadcast": "sortshuffle.spark.frame.shuffle_frame",
-    "frame": "sortshuffle.spark.frame.shuffle_frame",
+    "broadcast": "sortshuffle.spark.frame.frames",
+    "frame": "sortshuffle.spark.frame.frames",
     "rdd": "sortshuffle.spark.rdds.rdd",
+    "session": "sortshuffle.spark.frame.shuffle_session",
     "read": "sortshuffle.spark.frame.frame_reader",
     "register": "sortshuffle.spark.data_source",
     "configure": "sortshuffle.spark.session.requirements",
@@ -51,6 +54,7 @@ __all__ = [
     "read",
     "register",
     "serve",
+    "session",
 ]
 
 

@@ -300,6 +300,15 @@ class Options:
         " nothing speaks against it; the log says what does. on: an error where it cannot be. off: Spark's"
         " own shuffle.",
     )
+    session_python: str = _knob(
+        "auto",
+        "session.python",
+        _one_of("auto", "off"),
+        "auto, off",
+        "",
+        "Whether Python functions of a session of sortshuffle.session() take rows into Python stages of"
+        " sortshuffle's. off: Spark runs them, as in plain PySpark. frame() and read() are not concerned.",
+    )
     manager_memory: int = _knob(
         128 * MIB,
         "manager.memory",

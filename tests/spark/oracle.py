@@ -7,6 +7,7 @@ which tells -0.0 from 0.0 and takes NaN as equal to itself.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import re
 import uuid
 from collections import Counter
@@ -20,12 +21,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.accumulators import Accumulator
-from pyspark.errors import PythonException
+from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sortshuffle import ShuffleFrame
+from sortshuffle.errors import SortShuffleError
+from sortshuffle.spark.frame.grouped_frame import GroupedFrame
+from sortshuffle.spark.functions.cogrouped import CoGroupInArrow
+from sortshuffle.spark.operators import aggregates
+from sortshuffle.spark.operators.cogroups import cogroup
+from sortshuffle.spark.plan.chain import Rows
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 
@@ -126,11 +133,65 @@ def rows_in_order(frame: ShuffleFrame | DataFrame) -> list[str]:
 
 
 def differences(ours: ShuffleFrame, plain: DataFrame) -> list[str]:
-    """Up to four rows that only one side has in that partition. None is what a test expects."""
+    """Up to four rows that only one side has in that partition. None is what a test expects.
+
+    ``ours`` is of Python's side, because otherwise Spark would only be compared with itself.
+    """
+    assert ours._own_rows is not None, ours._crossings
     assert ours.schema.simpleString() == plain.schema.simpleString()
     left, right = Counter(rows_in_order(ours)), Counter(rows_in_order(plain))
     assert left, "nothing was compared"
     return [f"ours {row}" for row in left - right][:2] + [f"plain {row}" for row in right - left][:2]
+
+
+def assert_handed_to_spark(ours: ShuffleFrame, plain: DataFrame, operator: str) -> None:
+    """``ours`` is what Spark makes: ``operator`` refused the call in Python, so the rows went to Spark."""
+    assert [(crossing.operator, crossing.to) for crossing in ours._crossings] == [(operator, "Spark")]
+    assert ours._own_rows is None
+    assert ours.schema == plain.schema
+    assert Counter(map(repr, ours.collect())) == Counter(map(repr, plain.collect()))
+
+
+class OnlyPython:
+    """The operators of a frame of Python's side, which raise what they refuse instead of handing the call to
+    Spark."""
+
+    def __init__(self, frame: ShuffleFrame) -> None:
+        assert frame._own_rows is not None
+        self._frame = frame
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(vars(ShuffleFrame)[name].__wrapped__, self._frame)
+
+    def groupBy(self, *columns: Any) -> OnlyPythonGroups:
+        return OnlyPythonGroups(self._frame, self._frame.groupBy(*columns))
+
+
+class OnlyPythonGroups:
+    """The same of a frame's groups."""
+
+    def __init__(self, frame: ShuffleFrame, groups: GroupedFrame) -> None:
+        self._groups = groups._groups(frame)
+
+    def agg(self, *exprs: Any) -> Rows:
+        return aggregates.aggregate(self._groups.rows, self._groups.keys, exprs)
+
+    def cogroup(self, other: OnlyPythonGroups, function: Callable[..., Any], schema: str) -> Rows:
+        return cogroup(self._groups, other._groups, CoGroupInArrow, function, schema)
+
+
+def assert_same_error(call: Callable[[Any], Any], ours: ShuffleFrame, plain: DataFrame) -> None:
+    """A wrong call raises the same for both: PySpark's error, and none of this package."""
+    assert error_of(call, ours) == error_of(call, plain)
+
+
+def error_of(call: Callable[[Any], Any], frame: Any) -> tuple[type[Exception], str | None]:
+    """The class and the condition of the error that a call raises."""
+    with pytest.raises(Exception) as raised:
+        call(frame)
+    assert not isinstance(raised.value, SortShuffleError)
+    condition = raised.value.getCondition() if isinstance(raised.value, PySparkException) else None
+    return type(raised.value), condition
 
 
 def partition_count(frame: ShuffleFrame) -> int:

@@ -22,7 +22,6 @@ MODULES = (
     "sortshuffle.spark.frame.grouped_frame",
     "sortshuffle.spark.frame.frame_reader",
     "sortshuffle.spark.frame.frame_writer",
-    "sortshuffle.spark.operators.cogroups",
 )
 
 
@@ -30,6 +29,8 @@ def build(directory: Path) -> None:
     """Write the pages; the first is ``directory/index.html``."""
     # names of types that are text in the source are shown as they stand there
     warnings.filterwarnings("ignore", "Error parsing type annotation", UserWarning)
+    # PySpark's names are imported for type checkers alone, from files that its package lacks
+    warnings.filterwarnings("ignore", "Failed to run TYPE_CHECKING code", UserWarning)
     for name in sortshuffle.__all__:  # pdoc sees only what is loaded
         setattr(sortshuffle, name, getattr(sortshuffle, name))
     pdoc.render.configure(footer_text=f"sortshuffle {sortshuffle.__version__}")

@@ -1,7 +1,15 @@
 """The `ShuffleFrame` door: the classes that users call.
 
-shuffle_frame     `ShuffleFrame`, `frame`, `broadcast`
-grouped_frame     `groupBy`
-frame_reader      `read(spark)`
+two_sided         where a frame's rows are, Spark's side or Python's, and how they cross
+shuffle_frame     `ShuffleFrame`: the operators of Python's side
+classic_frame     frames of sessions with a JVM
+connect_frame     frames of Spark Connect
+frames            `frame`, `broadcast`
+grouped_frame     `groupBy`, `cogroup`
 frame_writer      `frame.write`
+parquet_job       Parquet files written by the Python workers
+frame_reader      `read(spark)`
+shuffle_session   `session`, whose DataFrames are frames
+connect_session   the same over Spark Connect
+delegation        makes PySpark's own methods return objects of ours
 """

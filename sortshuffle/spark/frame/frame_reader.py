@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.frame.frames import frame_of
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.settings import ReadSettings
@@ -25,6 +26,7 @@ class FrameReader:
     """Reads files as frames. `sortshuffle.read` makes it. All methods but `parquet` change and return it."""
 
     def __init__(self, spark: Any) -> None:
+        self._session = spark
         self._context = FrameContext.of(spark)
         self._options: dict[str, Any] = {}
         self._declared: StructType | None = None
@@ -84,7 +86,7 @@ class FrameReader:
             )
         wire = context.wire(files.schema)
         origin = ParquetOrigin(context.spark, files, tuple(files.schema.names), wire)
-        return ShuffleFrame(Rows(Chain(context, origin, files.schema, wire)))
+        return frame_of(Rows(Chain(context, origin, files.schema, wire)), self._session)
 
 
 def _check_paths(paths: tuple[Any, ...]) -> None:

@@ -1,4 +1,7 @@
-"""`GroupedFrame`: the result of `ShuffleFrame.groupBy`, whose methods say what to do with the groups.
+"""`GroupedFrame` and `CoGroupedFrame`: what `ShuffleFrame.groupBy` and ``cogroup`` return.
+
+Their methods run in Python, if the frame's rows are there or if they take them there, and if the keys are
+plain columns. Everything else is PySpark's own, on groups that PySpark makes when they are first needed.
 
 The rows of a group must be in one partition and adjacent (`operators.layouts`). Rows that are already placed
 by some of the group's keys stay where they are; otherwise they are first repartitioned by the keys, as in
@@ -7,92 +10,222 @@ Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, GroupedData, PandasCogroupedOps
 from pyspark.sql.types import StructType
 
-from sortshuffle.errors import UsageError
+from sortshuffle.errors import ColumnError, UnsupportedError
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.frame.delegation import delegating
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame, attempt
+from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
 from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.operators import aggregates
-from sortshuffle.spark.operators.cogroups import CoGroupedFrame, Frame, FrameGroups
+from sortshuffle.spark.operators.cogroups import GroupedRows, cogroup
+from sortshuffle.spark.operators.expressions import column_name, quote, resolve
 from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import order_rows, place_rows
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.steps.group_steps import GroupApply
 
 
-class GroupedFrame(Generic[Frame]):
-    """The groups of a `ShuffleFrame`. Its methods return frames, which ``make`` makes of rows."""
+@delegating(GroupedData, lambda groups: groups._spark_groups())
+class GroupedFrame(GroupedData):
+    """The groups of a frame. ``columns``: the arguments of ``groupBy``; None for groups of another kind, such
+    as a pivot's. ``make``: makes PySpark's groups."""
 
-    def __init__(self, groups: FrameGroups, make: Callable[[Rows], Frame]) -> None:
-        rows = groups.rows()
-        for key in groups.keys:
-            check_group_key(rows.schema.fields[key], rows.chain.wire.field(key).type)
-        self._groups = groups
+    def __init__(self, frame: Any, columns: Sequence[Any] | None, make: Callable[[], Any]) -> None:
+        self._df = frame
+        self._columns = columns
         self._make = make
+        self._made: Any = None
 
-    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
+    def _spark_groups(self) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @property
+    def _jgd(self) -> Any:
+        return self._spark_groups()._jgd
+
+    @property
+    def session(self) -> Any:
+        return self._df.sparkSession
+
+    def __repr__(self) -> str:
+        if self._columns is None or self._made is not None:
+            return repr(self._spark_groups())
+        return repr(self._df._shadow().groupBy(*self._columns))
+
+    def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
+        return self._df._delegated(method, result, args)
+
+    # ---- functions on groups ------------------------------------------------------------------------
+
+    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> Any:
         """Apply a function to each group, as in PySpark: ``func(table)`` or ``func(key, table)`` gets a group
         as a `pyarrow.Table` and returns a table of ``schema``. If its type hints say that it maps an iterator
         of `pyarrow.RecordBatch` to another, it gets the group in parts, which need not fit into memory."""
-        return self._apply(GroupApplyInArrow, func, schema)
+        return self._apply("applyInArrow", GroupApplyInArrow, func, schema)
 
-    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
+    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> Any:
         """Apply a function to each group, as in PySpark: ``func(pdf)`` or ``func(key, pdf)`` gets a group as
         a pandas DataFrame and returns a DataFrame of ``schema``; or, if its type hints say so, it maps an
         iterator of DataFrames to another."""
-        return self._apply(GroupApplyInPandas, func, schema)
+        return self._apply("applyInPandas", GroupApplyInPandas, func, schema)
 
-    def cogroup(self, other: GroupedFrame[Frame]) -> CoGroupedFrame[Frame]:
+    def cogroup(self, other: GroupedData) -> CoGroupedFrame:
         """Pair the groups of equal keys in two frames, as in PySpark."""
-        if not isinstance(other, GroupedFrame):
-            raise UsageError(f"cogroup() takes what groupBy() gives, not {type(other).__name__}")
-        return CoGroupedFrame(self._groups, other._groups, self._make)
+        return CoGroupedFrame(self, other)
 
-    def agg(self, *exprs: Column | dict[str, str]) -> Frame:
-        """Aggregate each group into a row, as in PySpark, by the functions of plain columns that
+    def _apply(
+        self,
+        method: str,
+        adaptor: type[GroupApplyInArrow | GroupApplyInPandas],
+        func: Callable[..., Any],
+        schema: StructType | str,
+    ) -> Any:
+        def apply(frame: Any) -> Any:
+            groups = self._groups(frame)
+            return frame._derive(
+                _applied(groups, adaptor.of(func, schema, frame._rows.context.conf, groups.keys))
+            )
+
+        by_spark = functools.partial(self._by_spark, method, func, schema)
+        return attempt(self._df, method, apply, by_spark)
+
+    # ---- aggregates ---------------------------------------------------------------------------------
+
+    def agg(self, *exprs: Column | dict[str, str]) -> Any:
+        """Aggregate each group into a row, as in PySpark. Python computes the functions of plain columns that
         docs/spark.md lists. Rows are aggregated before the shuffle too, as far as that makes them fewer."""
-        return self._make(aggregates.aggregate(self._groups.rows(), self._groups.keys, exprs))
+        return self._aggregate(
+            "agg", exprs, lambda groups: aggregates.aggregate(groups.rows, groups.keys, exprs)
+        )
 
-    def count(self) -> Frame:
+    def count(self) -> Any:
         """Count the rows of each group."""
-        return self._make(aggregates.count(self._groups.rows(), self._groups.keys))
+        return self._aggregate("count", (), lambda groups: aggregates.count(groups.rows, groups.keys))
 
-    def sum(self, *cols: str) -> Frame:
+    def sum(self, *cols: str) -> Any:
         """Return the sums of the named columns, or of all numeric ones."""
         return self._numeric("sum", cols)
 
-    def avg(self, *cols: str) -> Frame:
+    def avg(self, *cols: str) -> Any:
         """Return the averages of the named columns, or of all numeric ones."""
         return self._numeric("avg", cols)
 
     mean = avg
 
-    def min(self, *cols: str) -> Frame:
+    def min(self, *cols: str) -> Any:
         """Return the minima of the named columns, or of all numeric ones."""
         return self._numeric("min", cols)
 
-    def max(self, *cols: str) -> Frame:
+    def max(self, *cols: str) -> Any:
         """Return the maxima of the named columns, or of all numeric ones."""
         return self._numeric("max", cols)
 
-    def _numeric(self, function: str, cols: tuple[str, ...]) -> Frame:
-        return self._make(aggregates.numeric(self._groups.rows(), self._groups.keys, function, cols))
+    def _numeric(self, method: str, cols: tuple[str, ...]) -> Any:
+        return self._aggregate(
+            method, cols, lambda groups: aggregates.numeric(groups.rows, groups.keys, method, cols)
+        )
+
+    def _aggregate(self, method: str, args: tuple[Any, ...], operator: Callable[[GroupedRows], Rows]) -> Any:
+        """Aggregate in Python if the rows are there: an aggregate does not take rows from Spark."""
+        frame = self._df
+        by_spark = functools.partial(self._by_spark, method, *args)
+        if frame._own_rows is None:
+            return by_spark()
+
+        def aggregate(frame: Any) -> Any:
+            return frame._derive(operator(self._groups(frame)))
+
+        def shadow() -> Any:
+            return getattr(frame._shadow().groupBy(*self._columns or ()), method)(*args)
+
+        return attempt(frame, method, aggregate, by_spark, shadow)
+
+    # ---- inside -------------------------------------------------------------------------------------
+
+    def _by_spark(self, method: str, *args: Any) -> Any:
+        return self._df._wrap(getattr(self._spark_groups(), method)(*args), args)
+
+    def _groups(self, frame: TwoSidedFrame) -> GroupedRows:
+        """Return the groups of ``frame``, which is the grouped frame on Python's side. Raises `UsageError`
+        unless the keys are plain columns that can be compared here."""
+        if self._columns is None:
+            raise UnsupportedError("only Spark has groups of this kind")
+        rows = frame._rows
+        case_sensitive = rows.context.case_sensitive
+        keys = tuple(resolve(_name_of(each, rows), rows.schema, case_sensitive) for each in self._columns)
+        for key in keys:
+            check_group_key(rows.schema.fields[key], rows.chain.wire.field(key).type)
+        return GroupedRows(rows, keys)
+
+
+@delegating(PandasCogroupedOps, lambda groups: groups._spark_groups())
+class CoGroupedFrame(PandasCogroupedOps):
+    """The groups of two frames. The function gets both groups of each key, of which one may be empty."""
+
+    def __init__(self, gd1: GroupedFrame, gd2: Any) -> None:
+        self._gd1 = gd1
+        self._gd2 = gd2
+
+    def _spark_groups(self) -> Any:
+        other = self._gd2
+        right = other._spark_groups() if isinstance(other, GroupedFrame) else other
+        return self._gd1._spark_groups().cogroup(right)
+
+    def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
+        return self._gd1._delegated(method, result, args)
+
+    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> Any:
+        """Call ``func(left, right)`` or ``func(key, left, right)`` for each key, as PySpark does. It receives
+        both groups as `pyarrow.Table`s, and returns a table of ``schema``."""
+        return self._apply("applyInArrow", CoGroupInArrow, func, schema)
+
+    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> Any:
+        """Call ``func(left, right)`` or ``func(key, left, right)`` for each key, as PySpark does. It receives
+        both groups as pandas DataFrames, and returns one of ``schema``."""
+        return self._apply("applyInPandas", CoGroupInPandas, func, schema)
 
     def _apply(
-        self,
-        adaptor: type[GroupApplyInArrow | GroupApplyInPandas],
-        func: Callable[..., Any],
-        schema: StructType | str,
-    ) -> Frame:
-        rows, keys = self._groups.rows(), self._groups.keys
-        function = adaptor.of(func, schema, rows.context.conf, keys)
-        names = ", ".join(rows.columns[key] for key in keys)
-        label = function.declared.place.replace("groupBy()", f"groupBy({names})")
-        order = RowOrder(keys)
-        step = GroupApply(order, function, label)
-        chain = order_rows(place_rows(rows, keys), order).chain
-        return self._make(Rows(chain.then(step, function.declared.schema)))
+        self, method: str, adaptor: type[CoGroupFunction], func: Callable[..., Any], schema: StructType | str
+    ) -> Any:
+        left, right = self._gd1, self._gd2
+
+        def apply(frame: Any) -> Any:
+            if not isinstance(right, GroupedFrame):
+                raise UnsupportedError("the groups of the other side are those of an ordinary DataFrame")
+            other = right._df._taken_by_function("cogroup")
+            return frame._derive(
+                cogroup(left._groups(frame), right._groups(other), adaptor, func, schema), other
+            )
+
+        def by_spark() -> Any:
+            return left._df._wrap(getattr(self._spark_groups(), method)(func, schema), [right._df])
+
+        return attempt(left._df, "cogroup", apply, by_spark)
+
+
+def _name_of(column: Any, rows: Rows) -> str:
+    """Return the name of a grouping column: a name, a Column, or an ordinal, which counts from 1."""
+    if isinstance(column, int) and not isinstance(column, bool):
+        if not 1 <= column <= len(rows.columns):
+            raise ColumnError(f"there is no column {column}: the frame has {len(rows.columns)}")
+        return quote(rows.columns[column - 1])
+    return column_name(column)
+
+
+def _applied(groups: GroupedRows, function: Any) -> Rows:
+    """Return what a function makes of each group."""
+    rows, keys = groups.rows, groups.keys
+    names = ", ".join(rows.columns[key] for key in keys)
+    label = function.declared.place.replace("groupBy()", f"groupBy({names})")
+    order = RowOrder(keys)
+    chain = order_rows(place_rows(rows, keys), order).chain
+    return Rows(chain.then(GroupApply(order, function, label), function.declared.schema))

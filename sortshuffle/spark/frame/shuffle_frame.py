@@ -1,33 +1,36 @@
-"""`ShuffleFrame`: the door for Arrow batches, with PySpark's method names and stages that run in Python.
+"""`ShuffleFrame`: PySpark's DataFrame, with stages that run in Python and exchange their rows on sortshuffle.
 
-    frame(df) or read(spark).parquet(path)
+    frame(df) or read(spark).parquet(path), or any DataFrame of a session of `sortshuffle.session()`
         .mapInArrow(...) .repartition(n, "k") .groupBy("k").applyInArrow(...)
-        .toDF()
 
 A frame is an immutable, lazy description (`spark.plan.chain`). Consecutive functions run in one pass in one
-Python worker. Rows do not reach the JVM before `toDF()`.
+Python worker. `two_sided` explains where rows are, and when they go to Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
+from pyspark.resource import ResourceProfile
+from pyspark.sql import Column, DataFrame, DataFrameWriter
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.partitioner import SortKey
 from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
+from sortshuffle.spark.frame.delegation import own_errors
+from sortshuffle.spark.frame.frame_writer import FrameWriter
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame, exchanging, in_python, taking_rows
 from sortshuffle.spark.functions.maps import MapFunction, MapInArrow, MapInPandas
 from sortshuffle.spark.operators import aggregates, columns, joins, sorting
 from sortshuffle.spark.operators import rows as row_operators
-from sortshuffle.spark.operators.cogroups import FrameGroups
 from sortshuffle.spark.operators.expressions import (
     Alias,
     Star,
@@ -35,120 +38,119 @@ from sortshuffle.spark.operators.expressions import (
     name_of,
     node_of,
     positions_to_drop,
+    quote,
     resolve,
     sort_key,
 )
 from sortshuffle.spark.operators.key_checks import check_id_column, check_range_key
 from sortshuffle.spark.operators.layouts import exchange_rows, hash_exchanged
+from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.operators.selection import reading_only, select_columns
+from sortshuffle.spark.operators.translation import filter_of, projection_of
 from sortshuffle.spark.parquet.pruning import binds
 from sortshuffle.spark.plan import explain as explaining
-from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows, next_number
-from sortshuffle.spark.plan.hints import for_spark
-from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
+from sortshuffle.spark.plan.chain import Rows, next_number
+from sortshuffle.spark.plan.origins import ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.steps.selection_steps import Filter
 from sortshuffle.spark.worker.reports import StageTotals, stage_totals
-from sortshuffle.spark.worker.stages import CountRows, ToSpark
+from sortshuffle.spark.worker.stages import CountRows
 
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame.frame_writer import FrameWriter
+_BROADCAST_HINTS = ("broadcast", "broadcastjoin", "mapjoin")  # Spark's names of one hint
+LONGEST_LABEL = 120  # characters of arguments that are shown
 
 ColumnLike: TypeAlias = "str | Column"
 P = ParamSpec("P")
 
 
-def frame(df: DataFrame) -> ShuffleFrame:
-    """Make a `ShuffleFrame` of any DataFrame, whose own plan runs in Spark, in the same stage.
+class ShuffleFrame(TwoSidedFrame):
+    """A DataFrame whose Python stages run, and exchange their rows, on sortshuffle.
 
-    Raises `UnsupportedError` for streaming frames and for columns that Arrow cannot carry, and `OptionError`
-    for a wrong ``spark.sortshuffle.*`` setting.
+    Made by `sortshuffle.session`, `sortshuffle.frame` and `sortshuffle.read`. It has all of PySpark's
+    methods. Those that are defined here run in Python if the frame's rows are there; the others in Spark.
     """
-    if not isinstance(df, DataFrame):
-        raise UsageError(f"frame() takes a DataFrame, not {type(df).__name__}")
-    if df.isStreaming:
-        raise UnsupportedError(
-            "a streaming DataFrame has no end, and this shuffle hands over only finished outputs: use"
-            " foreachBatch and call frame() on each batch"
-        )
-    context = FrameContext.of(df.sparkSession)
-    wire = context.wire(df.schema)
-    return ShuffleFrame(Rows(Chain(context, DataFrameOrigin(df, wire), df.schema, wire)))
-
-
-def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
-    """Mark a frame as small, like PySpark's `broadcast`. A join gives the whole of it to every task of the
-    other side, which then needs no exchange.
-
-    The mark is a hint: an outer join that keeps the rows of the marked side exchanges it all the same. The
-    mark holds for the returned frame, not for frames made from it. In the join the frame must fit into the
-    memory of a task.
-    """
-    return ShuffleFrame(replace(_rows_of(frame, "broadcast", "a ShuffleFrame"), broadcast=True))
-
-
-class ShuffleFrame:
-    """A lazy frame whose stages run in Python and whose shuffles run on sortshuffle.
-
-    Made by `sortshuffle.frame` and `sortshuffle.read`. Every method but the actions (`collect`, `count`,
-    `head`, `toArrow`, `toPandas`, `show`, `write`) returns at once and leaves this frame as it is.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        self._own_rows = rows
-        self._df: DataFrame | None = None
-        self._persisted = False
-        self._runs: list[int] = []
 
     # ---- description ------------------------------------------------------------------------------
 
     @property
     def schema(self) -> StructType:
         """Spark's schema of the rows."""
-        return self._own_rows.schema
+        own = self._own_rows
+        return self._as_plain().schema if own is None else own.schema
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.schema.names)
+    def isStreaming(self) -> bool:
+        """Whether the rows come from a stream."""
+        return self._own_rows is None and self._as_plain().isStreaming
 
-    def explain(self) -> None:
-        """Print the stages, the steps chained in each, and, after a run, the work that each has done."""
-        print(explaining.text(self._chain, self.stage_totals(), self._runs))
+    def printSchema(self, level: int | None = None) -> None:
+        """Print the schema as a tree."""
+        self._shadow().printSchema(level)
+
+    def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
+        """Print the plan: on Python's side the stages, the steps chained in each, and, after a run, the work
+        that each has done; otherwise Spark's plan. After it come the places where rows go from Spark to
+        Python or back. With ``extended`` or ``mode``: Spark's plan, as in PySpark."""
+        if self._own_rows is None or extended is not None or mode is not None:
+            self._as_plain().explain(extended, mode)
+        else:
+            print(explaining.text(self._chain, self.stage_totals(), self._runs))
+        if self._crossings:
+            print("Rows cross between Spark and Python:")
+            print("\n".join(f"  {crossing.describe()}" for crossing in self._crossings))
 
     def stage_totals(self) -> list[StageTotals]:
         """Return the work of all tasks so far, per stage, for this frame and those made from the same source.
         The list is empty over Spark Connect, where tasks cannot report."""
+        if self._own_rows is None:
+            return []
         reports = (each for source in self._chain.reports() for each in source.value.items())
         return stage_totals(reports)
 
-    def __repr__(self) -> str:
-        columns = ", ".join(f"{each.name}: {each.dataType.simpleString()}" for each in self.schema)
-        return f"ShuffleFrame[{columns}]"
-
     # ---- functions on batches ---------------------------------------------------------------------
 
+    @taking_rows
     def mapInArrow(
-        self, func: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
+        self,
+        func: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        schema: StructType | str,
+        barrier: bool = False,
+        profile: ResourceProfile | None = None,
     ) -> ShuffleFrame:
         """Map each partition's iterator of record batches to another, like `DataFrame.mapInArrow`."""
+        _check_plain_stage("mapInArrow", barrier, profile)
         return self._map(MapInArrow.of(func, schema, self._chain.context.conf))
 
+    @taking_rows
     def mapInPandas(
-        self, func: Callable[[Iterator[Any]], Iterator[Any]], schema: StructType | str
+        self,
+        func: Callable[[Iterator[Any]], Iterator[Any]],
+        schema: StructType | str,
+        barrier: bool = False,
+        profile: ResourceProfile | None = None,
     ) -> ShuffleFrame:
         """Map each partition's iterator of pandas DataFrames to another, like `DataFrame.mapInPandas`."""
+        _check_plain_stage("mapInPandas", barrier, profile)
         return self._map(MapInPandas.of(func, schema, self._chain.context.conf))
 
     # ---- columns and rows -------------------------------------------------------------------------
 
-    def select(self, *cols: ColumnLike | list[ColumnLike]) -> ShuffleFrame:
-        """Select columns, like `DataFrame.select`: by names, plain column references and aliases of these;
-        ``"*"`` means all columns. Add computed columns by `withColumn` first."""
+    @in_python
+    def select(self, *cols: Any) -> ShuffleFrame:
+        """Select columns and expressions, like `DataFrame.select`. Arrow computes the expressions that it is
+        known to compute like Spark."""
+        try:
+            positions, names = self._plain_columns(_as_list(cols))
+        except ColumnError:
+            return self._project("select", *cols)
+        return self._apply(select_columns, tuple(positions), names)
+
+    def _plain_columns(self, cols: Sequence[ColumnLike]) -> tuple[list[int], list[str]]:
+        """Return the positions and new names of plain columns. Raises `ColumnError` for an expression."""
         positions: list[int] = []
         names: list[str] = []
-        for col in _as_list(cols):
+        for col in cols:
             node = node_of(col)
             if isinstance(node, Star):
                 positions += range(len(self.columns))
@@ -156,8 +158,14 @@ class ShuffleFrame:
                 continue
             positions.append(self._position(name_of(node.child if isinstance(node, Alias) else node, col)))
             names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
-        return self._apply(select_columns, tuple(positions), names)
+        return positions, names
 
+    @in_python
+    def selectExpr(self, *expr: Any) -> ShuffleFrame:
+        """Select SQL expressions, like `DataFrame.selectExpr`."""
+        return self._project("selectExpr", *expr)
+
+    @in_python
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
         """Drop columns, like `DataFrame.drop`. Unknown names are ignored."""
         case_sensitive = self._chain.context.case_sensitive
@@ -165,45 +173,64 @@ class ShuffleFrame:
         kept = tuple(at for at in range(len(self.columns)) if at not in dropped)
         return self._apply(select_columns, kept, [self.columns[at] for at in kept])
 
+    @in_python
     def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
-        """Add a column, like `DataFrame.withColumn`: the value of an Arrow expression over the columns, such
-        as ``pyarrow.compute.field("k") + 1``, or a plain column reference. An existing column of this name is
-        replaced in its place."""
-        return self._apply(columns.with_columns, {colName: col})
+        """Add a column, like `DataFrame.withColumn`, or replace the column of this name. The value is one of
+        Spark's expressions, or an Arrow expression such as ``pyarrow.compute.field("k") + 1``."""
+        return self._with_columns({colName: col})
 
-    def withColumns(self, colsMap: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
+    @in_python
+    def withColumns(self, *colsMap: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
         """Add several columns, like `DataFrame.withColumns`. No expression sees the result of another."""
-        return self._apply(columns.with_columns, colsMap)
+        if len(colsMap) != 1 or not isinstance(colsMap[0], Mapping):
+            raise UsageError("withColumns() takes one dict of names and columns")
+        return self._with_columns(colsMap[0])
 
+    def _with_columns(self, new: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
+        if not any(isinstance(column, pc.Expression) for column in new.values()):
+            return self._project("withColumns", new)
+        return self._apply(columns.with_columns, new)
+
+    @in_python
     def withColumnRenamed(self, existing: str, new: str) -> ShuffleFrame:
         """Rename a column, like `DataFrame.withColumnRenamed`. An unknown name is ignored."""
         return self._apply(columns.with_columns_renamed, {existing: new})
 
+    @in_python
     def withColumnsRenamed(self, colsMap: Mapping[str, str]) -> ShuffleFrame:
         """Rename several columns, like `DataFrame.withColumnsRenamed`."""
         return self._apply(columns.with_columns_renamed, colsMap)
 
-    def filter(self, condition: pc.Expression) -> ShuffleFrame:
-        """Keep the rows for which an Arrow expression is true, such as ``pyarrow.compute.field("k") > 5``.
+    @in_python
+    def filter(self, condition: pc.Expression | Column | str) -> ShuffleFrame:
+        """Keep the rows for which a condition is true, like `DataFrame.filter`. Arrow evaluates conditions of
+        Spark's that it is known to evaluate alike, and Arrow expressions such as
+        ``pyarrow.compute.field("k") > 5``.
 
         A filter that directly follows a Parquet scan also skips row groups by their statistics, unless it
         uses floating point columns (whose statistics ignore NaNs): give those columns a separate filter.
-        Raises `UsageError` for anything that is not a boolean expression over the columns.
+        Raises `UsageError` for an Arrow expression that is not a boolean one over the columns.
         """
-        rows = self._rows
-        chain, origin = rows.chain, rows.chain.origin
-        _check_condition(condition, chain.wire)
-        if isinstance(origin, ParquetOrigin) and not chain.steps:
-            filters = (*origin.filters, condition)
-            return ShuffleFrame(Rows(replace(chain, origin=replace(origin, filters=filters))))
-        return ShuffleFrame(Rows(chain.then(Filter(condition), self.schema), rows.layout))
+        if isinstance(condition, pc.Expression):
+            _check_condition(condition, self._chain.wire)
+            return self._filter(condition)
+        shadow = self._shadow()
+        filtered = shadow.filter(condition)
+        expression = filter_of(shadow, filtered, self._chain.context.conf.timezone)
+        if expression is None:
+            raise UnsupportedError(_computed_by_spark("filter", (condition,)))
+        frame = self._filter(expression)
+        frame._made_shadow = filtered
+        return frame
 
     where = filter
 
+    @in_python
     def limit(self, num: int) -> ShuffleFrame:
         """Keep the first ``num`` rows in partition order, in one partition, like `DataFrame.limit`."""
         return self._apply(row_operators.limit, num)
 
+    @in_python
     def sample(
         self,
         withReplacement: float | bool | None = None,
@@ -214,20 +241,41 @@ class ShuffleFrame:
         ``fraction`` times on average. The same seed and partitions give the same rows, but not Spark's."""
         return self._apply(row_operators.sample, withReplacement, fraction, seed)
 
-    def union(self, other: ShuffleFrame) -> ShuffleFrame:
+    @in_python
+    def alias(self, alias: str) -> ShuffleFrame:
+        """Return the frame under a name, by which expressions can qualify its columns: ``"a.k"``."""
+        frame = self._derive(self._rows)
+        frame._made_shadow = self._shadow().alias(alias)
+        return frame
+
+    @in_python
+    def hint(self, name: str, *parameters: Any) -> ShuffleFrame:
+        """Return the frame with a hint, like `DataFrame.hint`. ``"broadcast"`` marks it for joins in Python,
+        as `sortshuffle.broadcast` does."""
+        if not isinstance(name, str) or name.lower() not in _BROADCAST_HINTS or parameters:
+            raise UnsupportedError("only Spark's planner follows hints other than broadcast")
+        return self._derive(replace(self._rows, broadcast=True))
+
+    @in_python
+    def union(self, other: DataFrame) -> ShuffleFrame:
         """Append the rows of another frame, with columns matched by position, like `DataFrame.union`."""
-        return self._apply(row_operators.union, _rows_of(other, "union"))
+        right = self._other(other, "union")
+        return self._derive(row_operators.union(self._rows, right._rows), right)
 
     unionAll = union  # noqa: N815  PySpark's name
 
-    def unionByName(self, other: ShuffleFrame, allowMissingColumns: bool = False) -> ShuffleFrame:
+    @in_python
+    def unionByName(self, other: DataFrame, allowMissingColumns: bool = False) -> ShuffleFrame:
         """Append the rows of another frame, with columns matched by name, like `DataFrame.unionByName`."""
-        return self._apply(row_operators.union_by_name, _rows_of(other, "unionByName"), allowMissingColumns)
+        right = self._other(other, "unionByName")
+        return self._derive(row_operators.union_by_name(self._rows, right._rows, allowMissingColumns), right)
 
+    @in_python
     def distinct(self) -> ShuffleFrame:
         """Keep one of each set of equal rows, like `DataFrame.distinct`."""
         return self._apply(aggregates.distinct)
 
+    @in_python
     def dropDuplicates(self, subset: list[str] | None = None) -> ShuffleFrame:
         """Keep one row for each combination of values in the columns of ``subset``, or in all columns, like
         `DataFrame.dropDuplicates`."""
@@ -237,6 +285,7 @@ class ShuffleFrame:
 
     # ---- shuffles ---------------------------------------------------------------------------------
 
+    @exchanging
     def repartition(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
         """Repartition by Spark's hash of the columns, or evenly if none is named, like PySpark's method.
 
@@ -248,6 +297,7 @@ class ShuffleFrame:
             return self._apply(exchange_rows, RoundRobin(), count)
         return self._apply(hash_exchanged, tuple(self._position(column) for column in columns), count)
 
+    @exchanging
     def repartitionByRange(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
         """Repartition into ascending ranges of the columns' values, like `DataFrame.repartitionByRange`.
 
@@ -266,6 +316,7 @@ class ShuffleFrame:
             keys.setdefault(key, SortKey(key, descending, nulls_last))  # a repeated column decides nothing
         return self._apply(exchange_rows, Range(tuple(keys.values()), count, next_number()), count)
 
+    @exchanging
     def repartitionById(self, numPartitions: int, partitionIdCol: ColumnLike) -> ShuffleFrame:
         """Move each row to the partition whose number is in an int column, like `DataFrame.repartitionById`.
 
@@ -279,150 +330,111 @@ class ShuffleFrame:
         check_id_column(self.schema.fields[key])
         return self._apply(exchange_rows, Id(key), _check_count("repartitionById", numPartitions))
 
+    @in_python
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
         """Combine partitions into fewer, without a shuffle, like `DataFrame.coalesce`."""
-        return self._apply(row_operators.coalesce, numPartitions, self.toDF)
+        return self._apply(row_operators.coalesce, numPartitions, self._as_plain)
 
-    def sort(
-        self,
-        *cols: int | ColumnLike | list[int | ColumnLike],
-        ascending: bool | int | list[bool | int] = True,
-    ) -> ShuffleFrame:
+    @in_python
+    def sort(self, *cols: Any, **kwargs: Any) -> ShuffleFrame:
         """Sort the rows over all partitions, like `DataFrame.sort`, into at most
-        ``spark.sql.shuffle.partitions`` partitions. Samples the rows as `repartitionByRange` does."""
-        return self._apply(sorting.sort, cols, ascending)
+        ``spark.sql.shuffle.partitions`` partitions. Samples the rows as `repartitionByRange` does.
+        ``ascending``: a direction, or one for each column."""
+        return self._apply(sorting.sort, cols, kwargs.get("ascending", True))
 
     orderBy = sort  # noqa: N815
 
-    def sortWithinPartitions(
-        self,
-        *cols: int | ColumnLike | list[int | ColumnLike],
-        ascending: bool | int | list[bool | int] = True,
-    ) -> ShuffleFrame:
+    @in_python
+    def sortWithinPartitions(self, *cols: Any, **kwargs: Any) -> ShuffleFrame:
         """Sort each partition, like `DataFrame.sortWithinPartitions`."""
-        return self._apply(sorting.sort_within_partitions, cols, ascending)
+        return self._apply(sorting.sort_within_partitions, cols, kwargs.get("ascending", True))
 
-    def groupBy(self, *cols: ColumnLike | list[ColumnLike]) -> GroupedFrame[ShuffleFrame]:
+    def groupBy(self, *cols: Any) -> GroupedFrame:
         """Group the rows by columns, like `DataFrame.groupBy`, for ``.agg``, ``.count`` and other aggregates,
         ``.applyInArrow``, ``.applyInPandas``, ``.cogroup``."""
-        keys = tuple(self._position(name) for name in _column_names(cols))
-        return GroupedFrame(FrameGroups(lambda: self._rows, keys), ShuffleFrame)
+        columns = _as_list(cols)
+        if self._own_rows is None:
+            groups = super().groupBy(*cols)
+            return GroupedFrame(self, columns, lambda: groups)
+        return GroupedFrame(self, columns, lambda: super(ShuffleFrame, self).groupBy(*cols))
 
     groupby = groupBy
 
     def agg(self, *exprs: Column | dict[str, str]) -> ShuffleFrame:
         """Aggregate all rows into one, like `DataFrame.agg`."""
-        return self.groupBy().agg(*exprs)
+        aggregated: ShuffleFrame = self.groupBy().agg(*exprs)
+        return aggregated
 
+    @in_python
     def join(
         self,
-        other: ShuffleFrame,
+        other: DataFrame,
         on: str | list[str] | Column | list[Column] | None = None,
         how: str | None = None,
     ) -> ShuffleFrame:
         """Join two frames, like `DataFrame.join`, on columns of equal names or on equalities of columns.
         ``how``: inner (None), left, right, full, semi, anti, and PySpark's other names for these. A side
         marked by `sortshuffle.broadcast` is broadcast where the kind of join allows it."""
-        return self._apply(joins.join, _rows_of(other, "join"), on, how)
+        right = self._other(other, "join")
+        return self._derive(joins.join(self._rows, right._rows, on, how), right)
 
     # ---- results ----------------------------------------------------------------------------------
 
-    def toDF(self) -> DataFrame:
-        """Return the rows as an ordinary lazy DataFrame, in the same partitions. Spark's planner knows by
-        which columns they are placed and sorted, and about how large they are (`spark.plan.hints`)."""
-        if self._df is None:
-            chain = self._own_rows.chain
-            if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
-                self._df = chain.origin.source
-            else:
-                run = self._new_run()
-                rows = plan_stage(chain, run, ToSpark(), chain.schema)
-                self._df = for_spark(rows, chain, self._own_rows.layout, run)
-        return self._df
-
-    def collect(self) -> list[Any]:
-        """Return all rows, as Spark's Row objects."""
-        rows: list[Any] = self.toDF().collect()
-        return rows
+    def toDF(self, *cols: str) -> DataFrame:
+        """Without names return the rows as an ordinary lazy DataFrame, in the same partitions. Spark's
+        planner knows by which columns they are placed and sorted, and about how large they are
+        (`spark.plan.hints`). With names return the frame with its columns renamed, like `DataFrame.toDF`."""
+        if not cols:
+            return self._as_plain()
+        if (
+            self._own_rows is None
+            or len(cols) != len(self.columns)
+            or not all(isinstance(name, str) for name in cols)
+        ):
+            return self._by_spark("toDF", *cols)
+        return self.select(
+            *(sf.col(quote(old)).alias(new) for old, new in zip(self.columns, cols, strict=True))
+        )
 
     def count(self) -> int:
         """Return the number of rows, counted in Python, without JVM rows, unless the frame is persisted."""
-        if self._persisted:
-            return int(self.toDF().count())
+        if self._is_kept or self._own_rows is None:
+            return int(super().count())
         rows = self._rows
         chain = (reading_only(rows, ()) or rows).chain
         counts = plan_stage(chain, self._new_run(), CountRows(), "rows long")
-        return sum(row.rows for row in counts.collect())
-
-    def head(self, n: int | None = None) -> Any:
-        """Return the first row or None, or the first ``n`` rows in a list, like `DataFrame.head`."""
-        return self.toDF().head(n)
-
-    def first(self) -> Any:
-        """Return the first row, or None if there are no rows."""
-        return self.toDF().first()
-
-    def take(self, num: int) -> list[Any]:
-        """Return the first ``num`` rows, reading as few partitions as needed."""
-        taken: list[Any] = self.toDF().take(num)
-        return taken
-
-    def isEmpty(self) -> bool:
-        """Return whether there are no rows."""
-        return bool(self.toDF().isEmpty())
-
-    def toArrow(self) -> pa.Table:
-        """Return all rows as one Arrow table."""
-        return self.toDF().toArrow()
-
-    def toPandas(self) -> Any:
-        """Return all rows as one pandas DataFrame."""
-        return self.toDF().toPandas()
-
-    def show(self, n: int = 20, truncate: bool | int = True, vertical: bool = False) -> None:
-        """Print the first ``n`` rows."""
-        self.toDF().show(n, truncate, vertical)
+        with own_errors():
+            return sum(row.rows for row in counts.collect())
 
     @property
-    def write(self) -> FrameWriter:
-        """A writer of the rows, which runs in Python: ``.write.mode("overwrite").parquet(path)``."""
-        from sortshuffle.spark.frame.frame_writer import FrameWriter
+    def write(self) -> DataFrameWriter:
+        """A writer of the rows. Parquet files are written by the Python workers if the rows are there."""
+        return super().write if self._own_rows is None else FrameWriter(self)
 
-        return FrameWriter(self._chain, self._new_run)
+    def observe(self, observation: Any, *exprs: Column) -> ShuffleFrame:
+        """Return the frame with an observation, like `DataFrame.observe`. Spark makes its rows."""
+        observed: ShuffleFrame = self._by_spark("observe", observation, *exprs)
+        observed._is_observed = True
+        return observed
 
     def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ShuffleFrame:
         """Keep the rows in Spark's cache once they are computed. Frames made from this frame afterwards read
-        them there. Returns this frame."""
-        self.toDF().persist(storageLevel)
-        self._persisted = True
+        them there. Return this frame."""
+        super().persist(storageLevel)
+        self._is_kept = True
         return self
 
+    def cache(self) -> ShuffleFrame:
+        """Return `persist` with Spark's default storage level."""
+        return self.persist()
+
     def unpersist(self, blocking: bool = False) -> ShuffleFrame:
-        """Drop the rows from Spark's cache. Returns this frame."""
-        self.toDF().unpersist(blocking)
-        self._persisted = False
+        """Drop the rows from Spark's cache. Return this frame."""
+        super().unpersist(blocking)
+        self._is_kept = False
         return self
 
     # ---- inside -----------------------------------------------------------------------------------
-
-    @property
-    def _rows(self) -> Rows:
-        """The rows that frames made from this frame begin with. Nothing is known of where rows in Spark's
-        cache are placed, because they come from no exchange of ours."""
-        own = self._own_rows
-        if not self._persisted:
-            return own
-        chain = Chain(own.context, DataFrameOrigin(self.toDF(), own.chain.wire), own.schema, own.chain.wire)
-        return Rows(chain, broadcast=own.broadcast)
-
-    @property
-    def _chain(self) -> Chain:
-        return self._rows.chain
-
-    def _new_run(self) -> int:
-        """Return a number for a new result stage of this frame."""
-        self._runs.append(next_number())
-        return self._runs[-1]
 
     def _apply(
         self, operator: Callable[Concatenate[Rows, P], Rows], *args: P.args, **kwargs: P.kwargs
@@ -430,10 +442,50 @@ class ShuffleFrame:
         """Return a frame of what an operator makes of the rows, or this frame if it leaves them unchanged."""
         rows = self._rows
         made = operator(rows, *args, **kwargs)
-        return self if made is rows else ShuffleFrame(made)
+        return self if made is rows else self._derive(made)
 
     def _map(self, step: MapFunction) -> ShuffleFrame:
-        return ShuffleFrame(Rows(self._chain.then(step, step.declared.schema)))
+        return self._derive(Rows(self._chain.then(step, step.declared.schema)))
+
+    def _project(self, method: str, *args: Any) -> ShuffleFrame:
+        """Return what ``select`` or a similar method returns, with Spark's expressions computed by Arrow.
+        Raises `UnsupportedError` unless Arrow is known to compute the same."""
+        shadow = self._shadow()
+        projected = getattr(shadow, method)(*args)
+        sources = projection_of(shadow, projected, self._chain.context.conf.timezone)
+        if sources is None:
+            raise UnsupportedError(_computed_by_spark(method, args))
+        frame = self._apply(columns.project, sources, projected.schema, f"{method}({_shown(args)})")
+        frame._made_shadow = projected
+        return frame
+
+    def _filter(self, condition: pc.Expression) -> ShuffleFrame:
+        rows = self._rows
+        chain, origin = rows.chain, rows.chain.origin
+        if isinstance(origin, ParquetOrigin) and not chain.steps:
+            filters = (*origin.filters, condition)
+            return self._derive(Rows(replace(chain, origin=replace(origin, filters=filters))))
+        return self._derive(Rows(chain.then(Filter(condition), self.schema), rows.layout))
+
+    def _wrap(self, result: Any, args: Sequence[Any]) -> Any:
+        if type(result).__name__ == "GroupedData":  # PySpark has two classes of this name
+            return GroupedFrame(self, None, lambda: result)
+        return super()._wrap(result, args)
+
+    def _other(self, other: Any, operator: str) -> ShuffleFrame:
+        """Return the frame ``other``, an argument of ``operator``, on Python's side. Raises `UsageError` if
+        it is no DataFrame."""
+        if not isinstance(other, DataFrame):
+            raise UsageError(f"{operator}() takes a DataFrame, not {type(other).__name__}")
+        frame = other if isinstance(other, ShuffleFrame) else self._of_plain(other, self.sparkSession)
+        taken = frame._taken(operator)
+        if taken is not frame and self._has_broadcast_hint(other):
+            taken = taken._derive(replace(taken._rows, broadcast=True))
+        return taken
+
+    def _has_broadcast_hint(self, other: DataFrame) -> bool:
+        """Return whether a frame of Spark's side was marked by PySpark's `broadcast`."""
+        return False  # over Spark Connect that is not known
 
     def _position(self, col: ColumnLike) -> int:
         return resolve(column_name(col), self.schema, self._chain.context.case_sensitive)
@@ -444,7 +496,7 @@ class ShuffleFrame:
         """Return the number of partitions and the columns, if any, from the arguments of ``method``."""
         columns = _as_list(cols)
         if isinstance(numPartitions, str | Column):
-            return self._chain.context.shuffle_partitions(), [numPartitions, *columns]
+            return default_partitions(self._rows), [numPartitions, *columns]
         if isinstance(numPartitions, bool) or not isinstance(numPartitions, int):
             raise UsageError(
                 f"{method}() takes a number of partitions or columns, not {type(numPartitions).__name__}"
@@ -452,19 +504,22 @@ class ShuffleFrame:
         return _check_count(method, numPartitions), columns
 
 
-def _rows_of(other: Any, method: str, what: str = "another ShuffleFrame") -> Rows:
-    """Return the rows of ``other``, an argument of ``method``. Raises `UsageError` if it is no frame."""
-    if not isinstance(other, ShuffleFrame):
-        raise UsageError(f"{method}() takes {what}, not {type(other).__name__}: wrap it in frame()")
-    return other._rows
-
-
 def _as_list(cols: tuple[Any, ...]) -> list[ColumnLike]:
     return list(cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols)
 
 
-def _column_names(cols: tuple[Any, ...]) -> list[str]:
-    return [column_name(col) for col in _as_list(cols)]
+def _computed_by_spark(method: str, args: tuple[Any, ...]) -> str:
+    return f"Arrow is not known to compute {method}({_shown(args)}) as Spark does"
+
+
+def _shown(args: tuple[Any, ...]) -> str:
+    text = ", ".join(map(str, args))
+    return text if len(text) <= LONGEST_LABEL else f"{text[:LONGEST_LABEL]}..."
+
+
+def _check_plain_stage(method: str, barrier: bool, profile: Any) -> None:
+    if barrier or profile is not None:
+        raise UnsupportedError(f"{method}() runs barrier stages and resource profiles in Spark")
 
 
 def _check_count(method: str, count: int) -> int:
@@ -473,12 +528,7 @@ def _check_count(method: str, count: int) -> int:
     return count
 
 
-def _check_condition(condition: Any, wire: pa.Schema) -> None:
-    if not isinstance(condition, pc.Expression):
-        raise UsageError(
-            'filter() takes a pyarrow expression, such as pyarrow.compute.field("k") > 5; for a SQL condition'
-            f" filter the DataFrame before frame(df). This is {type(condition).__name__}"
-        )
+def _check_condition(condition: pc.Expression, wire: pa.Schema) -> None:
     if "FieldPath(" in str(condition):
         raise UsageError(
             f"{condition} means a column by its position: give its name to pyarrow.compute.field()"

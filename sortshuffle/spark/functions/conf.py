@@ -70,5 +70,5 @@ class FunctionConf:
             large_types=flag(f"{execution}.arrow.useLargeVarTypes", False),
             any_iterable=flag(f"{execution}.pythonUDF.mapInBatch.legacy.acceptAnyIterable.enabled", True),
             exact_schema=flag(f"{execution}.arrow.pyspark.validateSchema.enabled", False),
-            batch_rows=int(str(spark.conf.get(f"{execution}.arrow.maxRecordsPerBatch"))),
+            batch_rows=int(str(get(f"{execution}.arrow.maxRecordsPerBatch"))),
         )

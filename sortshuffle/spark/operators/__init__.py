@@ -1,6 +1,7 @@
 """The methods of `ShuffleFrame`, as functions that take and return `Rows`.
 
 layouts, sorting               placement and order of rows, for all operators; sort and sortWithinPartitions
+partition_counts               how many partitions, where the user gives no number
 selection, columns, rows       columns by position; withColumn and renaming; limit, sample, union and coalesce
 aggregates, aggregate_calls    agg, distinct and dropDuplicates; the meaning of agg's arguments
 joins, broadcast               joins by exchanges of both sides, or by a broadcast of one side

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,11 @@ class CatalystTree:
 
 def parse(text: str) -> CatalystTree:
     """Return the tree of what ``toJSON()`` of an expression in the JVM returned."""
-    nodes = json.loads(text)
+    return tree_of(json.loads(text))
+
+
+def tree_of(nodes: Sequence[Any]) -> CatalystTree:
+    """Return the tree of an expression's nodes, parents first."""
     done: list[CatalystTree] = []  # the trees after the node, the nearest one last
     for position in reversed(range(len(nodes))):
         fields = nodes[position]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pyspark.sql.types import StructType
 
 from sortshuffle.compute.groups.cogroup import comparable
 from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
+from sortshuffle.spark.functions.cogrouped import CoGroupFunction
 from sortshuffle.spark.operators.layouts import (
     common_context,
     hash_exchanged,
@@ -24,62 +24,48 @@ from sortshuffle.spark.operators.layouts import (
     placed_exactly,
     placement_of,
 )
+from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.origins import TogetherOrigin
 from sortshuffle.spark.steps.group_steps import CoGroupApply
 
-Frame = TypeVar("Frame")
-
 
 @dataclass(frozen=True, slots=True)
-class FrameGroups:
-    """The groups of a frame. ``rows``: returns its rows when they are needed, because the frame may be
-    persisted by then. ``keys``: positions of the grouping columns, in the order given."""
+class GroupedRows:
+    """Rows and the positions of their grouping columns, in the order given."""
 
-    rows: Callable[[], Rows]
+    rows: Rows
     keys: tuple[int, ...]
 
 
-class CoGroupedFrame(Generic[Frame]):
-    """The groups of two `ShuffleFrame`s. Its methods return `ShuffleFrame`s, which ``make`` makes from rows.
-    Raises `UsageError` or `ColumnError` if the keys of the frames do not agree in number and types."""
+def cogroup(
+    left: GroupedRows,
+    right: GroupedRows,
+    adaptor: type[CoGroupFunction],
+    func: Callable[..., Any],
+    schema: StructType | str,
+) -> Rows:
+    """Return the results of a function of both groups of each key. ``adaptor``: calls the function.
 
-    def __init__(self, left: FrameGroups, right: FrameGroups, make: Callable[[Rows], Frame]) -> None:
-        _check_sides(left, right)
-        self._left = left
-        self._right = right
-        self._make = make
-
-    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
-        """Call ``func(left, right)`` or ``func(key, left, right)`` for each key, as PySpark does. It receives
-        both groups as `pyarrow.Table`s, of which one may be empty, and returns a table of ``schema``."""
-        return self._applied(CoGroupInArrow, func, schema)
-
-    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
-        """Call ``func(left, right)`` or ``func(key, left, right)`` for each key, as PySpark does. It receives
-        both groups as pandas DataFrames, of which one may be empty, and returns one of ``schema``."""
-        return self._applied(CoGroupInPandas, func, schema)
-
-    def _applied(
-        self, adaptor: type[CoGroupFunction], func: Callable[..., Any], schema: StructType | str
-    ) -> Frame:
-        sides = (self._left.rows(), self._right.rows())
-        keys = (self._left.keys, self._right.keys)
-        context = sides[0].context
-        function = adaptor.of(func, schema, context.conf, *keys)
-        orders = [RowOrder(own) for own in keys]
-        alike = _placed_alike(sides, keys)
-        chains = [order_rows(each, order).chain for each, order in zip(alike, orders, strict=True)]
-        named = (", ".join(side.columns[key] for key in own) for side, own in zip(sides, keys, strict=True))
-        label = function.declared.place.replace("cogroup()", "cogroup({} with {})".format(*named))
-        combine = CoGroupApply(function, (orders[0], orders[1]), (chains[0].wire, chains[1].wire), label)
-        declared = function.declared.schema
-        origin = TogetherOrigin(tuple(chains), combine)
-        return self._make(Rows(Chain(context, origin, declared, context.wire(declared))))
+    Raises `UsageError` or `ColumnError` if the keys do not agree in number and types.
+    """
+    _check_sides(left, right)
+    sides, keys = (left.rows, right.rows), (left.keys, right.keys)
+    context = left.rows.context
+    function = adaptor.of(func, schema, context.conf, *keys)
+    orders = [RowOrder(own) for own in keys]
+    alike = _placed_alike(sides, keys)
+    chains = [order_rows(each, order).chain for each, order in zip(alike, orders, strict=True)]
+    named = (", ".join(side.columns[key] for key in own) for side, own in zip(sides, keys, strict=True))
+    label = function.declared.place.replace("cogroup()", "cogroup({} with {})".format(*named))
+    combine = CoGroupApply(function, (orders[0], orders[1]), (chains[0].wire, chains[1].wire), label)
+    declared = function.declared.schema
+    origin = TogetherOrigin(tuple(chains), combine)
+    return Rows(Chain(context, origin, declared, context.wire(declared)))
 
 
-def _check_sides(left: FrameGroups, right: FrameGroups) -> None:
-    lefts, rights = left.rows(), right.rows()
+def _check_sides(left: GroupedRows, right: GroupedRows) -> None:
+    lefts, rights = left.rows, right.rows
     common_context(lefts, rights, "cogroup")
     if len(left.keys) != len(right.keys):
         raise UsageError(
@@ -101,7 +87,7 @@ def _placed_alike(sides: Sequence[Rows], keys: tuple[tuple[int, ...], tuple[int,
     placements = (placement_of(side, own) for side, own in zip(sides, keys, strict=True))
     existing = next((placement for placement in placements if placement is not None), None)
     if existing is None:
-        count = sides[0].context.shuffle_partitions() if keys[0] else 1
+        count = default_partitions(*sides) if keys[0] else 1
         return [hash_exchanged(each, its, count) for each, its in zip(sides, keys, strict=True)]
     by, count = existing
     return [

@@ -7,7 +7,7 @@ accepted, too. Spark determines names and types, and reports errors, by analysin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -55,6 +55,13 @@ def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column]) -> R
     step = WithColumns(sources, context.wire(schema), f"withColumn({described})")
     kept = [source if isinstance(source, int) else -1 for source in sources]
     return Rows(chain.then(step, schema), rows.layout.selected(kept))
+
+
+def project(rows: Rows, sources: Sequence[Source], schema: st.StructType, label: str) -> Rows:
+    """Return rows of ``schema``, whose columns come from these sources."""
+    kept = [source if isinstance(source, int) else -1 for source in sources]
+    step = WithColumns(tuple(sources), rows.context.wire(schema), label)
+    return Rows(rows.chain.then(step, schema), rows.layout.selected(kept))
 
 
 def with_columns_renamed(rows: Rows, names: Mapping[str, str]) -> Rows:

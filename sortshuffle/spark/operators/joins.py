@@ -31,6 +31,7 @@ from sortshuffle.spark.operators.broadcast import broadcast_join
 from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, quote, resolve
 from sortshuffle.spark.operators.key_checks import check_placement_key
 from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
+from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout, Rows
@@ -300,7 +301,7 @@ def _placement(left: Rows, right: Rows, keys: JoinKeyColumns) -> tuple[tuple[int
     existing = [placement for placement in sides if placement is not None]
     if existing:
         return max(existing, key=lambda placement: placement[1])
-    return tuple(range(len(keys.left))), left.context.shuffle_partitions()
+    return tuple(range(len(keys.left))), default_partitions(left, right)
 
 
 def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:

@@ -13,6 +13,7 @@ from typing import cast
 from sortshuffle.errors import UsageError
 from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.spark.operators.key_checks import check_placement_key
+from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, FrameContext, Layout, Rows
 from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.origins import ExchangeOrigin
@@ -47,14 +48,14 @@ def place_rows(rows: Rows, keys: tuple[int, ...], count: int | None = None) -> R
     """Return the rows with those of equal keys in one partition, by Spark's hash of all or some of the keys.
 
     ``count``: the number of partitions. None accepts any existing placement; a new exchange then has
-    ``spark.sql.shuffle.partitions``. Without keys all rows are in one partition. Raises `ColumnError` for
+    `default_partitions`. Without keys all rows are in one partition. Raises `ColumnError` for
     keys by which rows cannot be placed.
     """
     layout = rows.layout
     if layout.placed_by and set(layout.placed_by) <= set(keys) and count in (None, layout.partitions):
         return rows
     if count is None:
-        count = rows.context.shuffle_partitions() if keys else 1
+        count = default_partitions(rows) if keys else 1
     return hash_exchanged(rows, keys, count)
 
 

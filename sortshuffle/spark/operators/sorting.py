@@ -30,6 +30,7 @@ from sortshuffle.spark.operators.expressions import (
 )
 from sortshuffle.spark.operators.key_checks import check_sort_key
 from sortshuffle.spark.operators.layouts import exchange_rows, order_rows
+from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.plan.chain import Rows, next_number
 from sortshuffle.spark.plan.schemes import Range
@@ -48,7 +49,7 @@ def sort(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
         return rows
     if rows.layout.partitions == 1:
         return order_rows(rows, order)
-    count = rows.context.shuffle_partitions()
+    count = default_partitions(rows)
     key_rows = select_columns(rows, order.columns, [rows.columns[at] for at in order.columns]).chain
     return order_rows(exchange_rows(rows, Range(order.keys, count, next_number(), key_rows), count), order)
 

@@ -50,8 +50,9 @@ def next_number() -> int:
 @dataclass(frozen=True)
 class FrameContext:
     """What all frames derived from one source share: the session's settings at the time the source was made,
-    the reports of their tasks, and the record of exchanges that have the same rows. ``fan_outs``:
-    `spark.plan.fanout.FanOut`s by `RowSource`, held weakly; only `fanout.fan_out_of` uses it."""
+    the reports of their tasks, and the record of exchanges that have the same rows. ``adaptive``:
+    whether small rows are exchanged into fewer partitions. ``fan_outs``: `spark.plan.fanout.FanOut`s by
+    `RowSource`, held weakly; only `fanout.fan_out_of` uses it."""
 
     spark: SparkSession
     options: Options
@@ -60,11 +61,13 @@ class FrameContext:
     reports: SourceReports
     planner: Planner
     services: ServiceSettings = NO_SERVICE
+    adaptive: bool = False
     fan_outs: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary, compare=False)
 
     @staticmethod
-    def of(spark: Any) -> FrameContext:
-        """Take the session's current settings. Raises `OptionError`, `UnsupportedError`."""
+    def of(spark: Any, *, adaptive: bool = False) -> FrameContext:
+        """Take the session's current settings. ``adaptive``: as far as they allow it. Raises `OptionError`,
+        `UnsupportedError`."""
         session = require_session(spark)
         settings = SessionSettings.of(session)
         return FrameContext(
@@ -75,6 +78,7 @@ class FrameContext:
             SourceReports.of(session),
             planner_of(session),
             settings.services,
+            adaptive and settings.coalesces,
         )
 
     def shuffle_partitions(self) -> int:

@@ -102,7 +102,13 @@ def require_session(spark: Any) -> SparkSession:
     if not is_classic(spark) and not (hasattr(spark, "conf") and hasattr(spark, "createDataFrame")):
         raise UsageError(f"a SparkSession is needed, not {type(spark).__name__}")
     require_running(spark)
-    session: SparkSession = spark
+    return plain_session(spark)
+
+
+def plain_session(spark: Any) -> SparkSession:
+    """Return PySpark's own session, in which plans are made: ``spark``, or the session that it was made of by
+    `sortshuffle.session`."""
+    session: SparkSession = getattr(spark, "_plain_session", spark)
     return session
 
 

@@ -33,11 +33,13 @@ from sortshuffle.spark.session.sparks_shuffle import check_sparks_shuffle
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The settings of a session that frames use. ``application``: the id of the session's application."""
+    """The settings of a session that frames use. ``coalesces``: whether Spark joins small partitions after a
+    shuffle. ``application``: the id of the session's application."""
 
     options: Options
     conf: FunctionConf
     case_sensitive: bool
+    coalesces: bool
     application: str
     services: ServiceSettings
 
@@ -93,6 +95,9 @@ def _read(session: SparkSession, texts: Mapping[str, str], get: Callable[[str], 
     def text(name: str) -> Any:
         return texts[name] if name in texts else get(name)
 
+    def is_true(name: str) -> bool:
+        return str(text(name)).lower() == "true"
+
     options = Options.of(texts)
     of_context = context_settings(session) if is_classic(session) else texts
     check_sparks_shuffle(of_context, options)
@@ -100,7 +105,8 @@ def _read(session: SparkSession, texts: Mapping[str, str], get: Callable[[str], 
     return SessionSettings(
         options,
         FunctionConf.read(text),
-        str(text("spark.sql.caseSensitive")).lower() == "true",
+        is_true("spark.sql.caseSensitive"),
+        is_true("spark.sql.adaptive.enabled") and is_true("spark.sql.adaptive.coalescePartitions.enabled"),
         application,
         ServiceSettings.of(options, application, of_context),
     )

@@ -321,7 +321,7 @@ def test_schema_columns_and_repr_are_those_of_the_dataframe(typed: DataFrame) ->
 
     assert ours.schema == typed.schema
     assert ours.columns == typed.columns
-    assert repr(ours.select("id", "st")) == "ShuffleFrame[id: bigint, st: string]"
+    assert repr(ours.select("id", "st")) == "DataFrame[id: bigint, st: string]"
 
 
 def test_show_prints_what_a_dataframe_prints(typed: DataFrame, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import (
     GROUP_KEYS,
+    OnlyPython,
+    assert_handed_to_spark,
+    assert_same_error,
     confs,
     counter_of_tasks,
     data_frame,
@@ -30,6 +33,7 @@ from oracle import (
     every_type,
     jobs,
     partition_count,
+    rows_in_order,
 )
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -368,35 +372,50 @@ def test_a_column_of_type_void_sends_rows_to_the_first_partition(spark: SparkSes
         lambda f: f.repartitionById(3, "id"),
     ],
 )
-def test_what_spark_refuses_is_refused_at_the_call(numbers: DataFrame, call: Any) -> None:
-    with pytest.raises(Exception):  # noqa: B017 - PySpark's own errors are of many kinds
-        call(numbers).count()
+def test_what_spark_refuses_is_refused(numbers: DataFrame, call: Any) -> None:
+    frame = sortshuffle.frame(numbers)
+    assert_same_error(lambda each: call(each).count(), frame, numbers)
     with pytest.raises(UsageError):
-        call(sortshuffle.frame(numbers))
+        call(OnlyPython(frame))
 
 
 @pytest.mark.parametrize("name", ["a", "ax", "m"])
 def test_ranges_of_arrays_and_maps_are_refused(typed: DataFrame, name: str) -> None:
     with pytest.raises(ColumnError, match=f"column {name} of type .* cannot be cut into ranges"):
-        sortshuffle.frame(typed).repartitionByRange(3, name)
+        OnlyPython(sortshuffle.frame(typed)).repartitionByRange(3, name)
+
+
+def test_spark_places_by_what_python_cannot(typed: DataFrame) -> None:
+    frame = sortshuffle.frame(typed)
+    for method, key in (
+        ("repartitionByRange", sf.col("a").desc()),
+        ("repartitionByRange", sf.col("id") % 5),
+        ("repartitionById", sf.expr("cast(id % 3 as int)")),
+        ("repartition", sf.col("id") % 5),
+    ):
+        ours, plain = (getattr(each, method)(3, key) for each in (frame, typed))
+        assert_handed_to_spark(ours, plain, method)
+        assert rows_in_order(ours) == rows_in_order(plain)
 
 
 def test_ranges_of_collated_strings_are_refused(spark: SparkSession) -> None:
     df = spark.range(3).selectExpr("cast(id as string) collate UNICODE_CI as s")
     with pytest.raises(ColumnError, match="collation UNICODE_CI"):
-        sortshuffle.frame(df).repartitionByRange(3, "s")
+        OnlyPython(sortshuffle.frame(df)).repartitionByRange(3, "s")
 
 
 def test_ids_of_another_type_than_int_are_refused(typed: DataFrame) -> None:
+    frame = sortshuffle.frame(typed)
     for name in ("lo", "sh", "by", "d", "st", "bo"):
         with pytest.raises(ColumnError, match=f"column {name} .* cannot hold partition ids: cast it to int"):
-            sortshuffle.frame(typed).repartitionById(3, name)
+            OnlyPython(frame).repartitionById(3, name)
+    assert_same_error(lambda each: each.repartitionById(3, "lo").count(), frame, typed)
 
 
 def test_an_expression_is_refused_with_and_without_a_direction(numbers: DataFrame) -> None:
     for column in (sf.col("k") + 1, (sf.col("k") + 1).desc(), sf.col("k").desc().alias("d")):
         with pytest.raises(ColumnError, match="is an expression"):
-            sortshuffle.frame(numbers).repartitionByRange(3, column)
+            OnlyPython(sortshuffle.frame(numbers)).repartitionByRange(3, column)
 
 
 def test_a_column_named_twice_counts_the_first_time(numbers: DataFrame) -> None:

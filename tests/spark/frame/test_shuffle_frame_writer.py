@@ -5,23 +5,26 @@ whole either written or as it was before.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from oracle import confs, data_frame, every_type, jobs, rows_in_order
+from oracle import assert_same_error, confs, data_frame, every_type, jobs, rows_in_order
 from pyspark import cloudpickle
-from pyspark.errors import PythonException
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.frame.parquet_job import ParquetJob
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -50,6 +53,17 @@ def names(path: Path) -> list[str]:
 
 def data_files(path: Path) -> list[str]:
     return [name for name in names(path) if name.endswith(".parquet")]
+
+
+def python_job(frame: ShuffleFrame, target: object, *args: str) -> ParquetJob:
+    """What Python writes. It raises what Python refuses, where `write` lets Spark write."""
+    return ParquetJob.of(frame._chain, frame._new_run, str(target), *args)
+
+
+def writers(path: Path) -> set[str]:
+    """Who wrote the files: Spark or the Python workers, which write by pyarrow."""
+    made = (str(pq.read_metadata(file).created_by) for file in path.rglob("*.parquet"))
+    return {"Spark" if each.startswith("parquet-mr") else "Python" for each in made}
 
 
 # --- what is written ------------------------------------------------------------------------------------
@@ -146,12 +160,15 @@ def test_ancient_days_are_read_back_as_they_were(spark: SparkSession, tmp_path: 
 
 @pytest.mark.parametrize("mode", [None, "error", "errorifexists", "default", "ERROR"])
 def test_an_existing_target_is_refused_by_default(
-    frame: ShuffleFrame, tmp_path: Path, mode: str | None
+    spark: SparkSession, frame: ShuffleFrame, tmp_path: Path, mode: str | None
 ) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match=r'out exists: choose mode\("overwrite"\), "append" or "ignore"'):
+    with jobs(spark) as run, pytest.raises(AnalysisException, match="PATH_ALREADY_EXISTS"):
         frame.write.parquet(str(tmp_path / "out"), mode)
+    with pytest.raises(UsageError, match=r'out exists: choose mode\("overwrite"\), "append" or "ignore"'):
+        python_job(frame, tmp_path / "out", *([] if mode is None else [mode]))
 
+    assert run.ids == []
     assert names(tmp_path / "out") == []
 
 
@@ -252,37 +269,120 @@ def test_what_an_attempt_that_does_not_count_has_written_is_not_in_the_target(
     assert names(tmp_path) == ["out"]
 
 
-# --- refused --------------------------------------------------------------------------------------------
+# --- what Python refuses and Spark writes ---------------------------------------------------------------
 
 
-def test_appending_to_a_file_is_refused_and_leaves_it(frame: ShuffleFrame, tmp_path: Path) -> None:
+def test_appending_to_a_file_is_refused_and_leaves_it(
+    frame: ShuffleFrame, numbers: DataFrame, tmp_path: Path
+) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UsageError, match="out is not a directory"):
-        frame.write.mode("append").parquet(str(tmp_path / "out"))
+        python_job(frame, tmp_path / "out", "append")
+    assert_same_error(lambda each: each.write.mode("append").parquet(str(tmp_path / "out")), frame, numbers)
 
     assert (tmp_path / "out").read_text() == "a file"
 
 
-def test_unknown_modes_options_and_codecs_are_refused_with_those_there_are(
-    spark: SparkSession, frame: ShuffleFrame, tmp_path: Path
+def test_unknown_modes_and_codecs_are_refused(
+    spark: SparkSession, frame: ShuffleFrame, numbers: DataFrame, tmp_path: Path
 ) -> None:
+    target = str(tmp_path / "out")
     with pytest.raises(UsageError, match=r"mode 'upsert' is not one of error, .*append, overwrite, ignore"):
-        frame.write.mode("upsert")
-    with pytest.raises(UsageError, match="no option 'maxRecordsPerFile': there is compression"):
-        frame.write.option("maxRecordsPerFile", "5")
-    with pytest.raises(UsageError, match=r"compression 'lzo' is not one of none, .*snappy"):
-        frame.write.option("compression", "lzo")
+        python_job(frame, target, "upsert")
+    with pytest.raises(UsageError, match=r"compression 'lzop' is not one of none, .*snappy"):
+        python_job(frame, target, "error", "lzop")
+    assert_same_error(lambda each: each.write.mode("upsert").parquet(target), frame, numbers)
+    assert_same_error(lambda each: each.write.option("compression", "lzop").parquet(target), frame, numbers)
     with (
         confs(spark, {"spark.sql.parquet.compression.codec": "lzo"}),
         pytest.raises(UsageError, match="compression 'lzo' is not one of"),
     ):
-        frame.write.parquet(str(tmp_path / "out"))
+        python_job(frame, target)
     assert names(tmp_path) == []
 
 
-def test_other_than_local_paths_are_refused_with_the_way_out(frame: ShuffleFrame) -> None:
-    with pytest.raises(UnsupportedError, match=r"s3://bucket/out is not a local path: use frame.toDF\(\)"):
-        frame.write.parquet("s3://bucket/out")
+WRITTEN_BY_SPARK: dict[str, Callable[[Any, str], None]] = {
+    "an option": lambda df, path: df.write.option("maxRecordsPerFile", 5).parquet(path),
+    "options": lambda df, path: df.write.options(maxRecordsPerFile=5).format("parquet").save(path),
+    "directories of values": lambda df, path: df.write.partitionBy("k").parquet(path),
+    "directories in the call": lambda df, path: df.write.parquet(path, "append", partitionBy=["k"]),
+    "sorted directories": lambda df, path: df.write.save(
+        path, "parquet", partitionBy="k", compression="gzip"
+    ),
+    "no format": lambda df, path: df.write.mode("overwrite").save(path),
+}
+
+
+@pytest.mark.parametrize("write", WRITTEN_BY_SPARK.values(), ids=WRITTEN_BY_SPARK.keys())
+def test_spark_writes_by_the_settings_that_python_has_not(
+    spark: SparkSession,
+    frame: ShuffleFrame,
+    numbers: DataFrame,
+    tmp_path: Path,
+    write: Callable[[Any, str], None],
+) -> None:
+    small, plain = frame.filter(pc.field("id") < 60), numbers.where("id < 60").repartition(3, "k")
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    write(small, str(ours))
+    write(plain, str(theirs))
+
+    assert writers(ours) == {"Spark"}
+    found, expected = ([path.relative_to(out) for path in out.rglob("*.parquet")] for out in (ours, theirs))
+    assert sorted(map(nameless, found)) == sorted(map(nameless, expected))
+    read = spark.read.parquet(str(ours))
+    assert read.schema == spark.read.parquet(str(theirs)).schema
+    assert sorted(read.select("id", "k").collect()) == sorted(plain.collect())
+
+
+def nameless(path: Path) -> str:
+    """The directory and the ending of a file whose name holds an id of the job."""
+    return f"{path.parent}/{path.name.split('-')[0]}.{path.name.split('.', 1)[1]}"
+
+
+def test_spark_writes_other_formats_and_tables(
+    spark: SparkSession, frame: ShuffleFrame, tmp_path: Path
+) -> None:
+    small = frame.filter(pc.field("id") < 60)
+    small.write.csv(str(tmp_path / "csv"), header=True)
+    small.write.mode("append").format("json").save(str(tmp_path / "json"))
+    small.write.option("path", str(tmp_path / "table")).saveAsTable("written_by_spark")
+    try:
+        for df in (
+            spark.read.csv(str(tmp_path / "csv"), header=True, schema="id long, k long"),
+            spark.read.schema("id long, k long").json(str(tmp_path / "json")),
+            spark.table("written_by_spark"),
+        ):
+            assert sorted(row.id for row in df.collect()) == list(range(60))
+    finally:
+        spark.sql("drop table written_by_spark")
+
+
+def test_python_writes_by_every_way_to_name_parquet(frame: ShuffleFrame, tmp_path: Path) -> None:
+    frame.write.parquet(str(tmp_path / "1"))
+    frame.write.format("parquet").mode("append").save(str(tmp_path / "2"))
+    frame.write.save(str(tmp_path / "3"), "parquet", "overwrite", compression="zstd")
+    frame.write.options(Compression="gzip").parquet(str(tmp_path / "4"), mode="ignore")
+
+    for name in "1234":
+        assert writers(tmp_path / name) == {"Python"}, name
+        assert ids(tmp_path / name) == list(range(1000))
+
+
+def test_a_handed_over_write_is_logged(
+    frame: ShuffleFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "sortshuffle.frame"):
+        frame.write.partitionBy("k").parquet(str(tmp_path / "out"))
+
+    assert [record.message for record in caplog.records if record.name == "sortshuffle.frame"] == [
+        "write(): rows go to Spark: only Spark writes into a directory for each value of a column"
+    ]
+
+
+def test_only_local_paths_are_pythons(frame: ShuffleFrame, numbers: DataFrame) -> None:
+    with pytest.raises(UnsupportedError, match=r"s3://bucket/out is not a local path, and only Spark writes"):
+        python_job(frame, "s3://bucket/out")
+    assert_same_error(lambda each: each.write.parquet("nowhere://bucket/out"), frame, numbers)
 
 
 @pytest.mark.parametrize(
@@ -293,15 +393,27 @@ def test_other_than_local_paths_are_refused_with_the_way_out(frame: ShuffleFrame
         ("select map('a', interval '1' day) as m", "column m.value of type interval day"),
     ],
 )
-def test_types_that_parquet_has_not_are_refused_by_their_path(
+def test_types_that_pyarrow_cannot_write_as_spark_are_refused_by_their_path(
     spark: SparkSession, tmp_path: Path, sql: str, words: str
 ) -> None:
+    frame = sortshuffle.frame(spark.sql(sql))
     with pytest.raises(UnsupportedError, match=words):
-        sortshuffle.frame(spark.sql(sql)).write.parquet(str(tmp_path / "out"))
+        python_job(frame, tmp_path / "out")
     with pytest.raises(UnsupportedError, match="the frame has no columns"):
-        sortshuffle.frame(spark.sql(sql)).select().write.parquet(str(tmp_path / "out"))
+        python_job(frame.select(), tmp_path / "out")
 
     assert names(tmp_path) == []
+
+
+def test_spark_writes_types_that_pyarrow_cannot_write_as_spark(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.sql("select interval '1' day as i, array(null) as v")
+    frame = sortshuffle.frame(df)
+    frame.write.parquet(str(tmp_path / "out"))
+
+    assert writers(tmp_path / "out") == {"Spark"}
+    assert spark.read.parquet(str(tmp_path / "out")).collect() == df.collect()
+    target = str(tmp_path / "none")
+    assert_same_error(lambda each: each.select().write.parquet(target), frame, df)
 
 
 def test_a_file_url_is_a_local_path(frame: ShuffleFrame, tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from oracle import (
     GROUP_KEYS,
+    OnlyPython,
+    assert_handed_to_spark,
+    assert_same_error,
     confs,
     data_frame,
     every_type,
@@ -77,6 +80,7 @@ def differences(
     """Rows that only one side has, after ``finish``, in that partition if ``places``: of a single partition
     Spark makes no exchange. Zeros are of no sign, because which of two that are equal is least depends on
     their order in Spark."""
+    assert ours._own_rows is not None  # else Spark would be compared with itself
     assert ours.schema.simpleString() == plain.schema.simpleString()
     assert [field.nullable for field in ours.schema] == [field.nullable for field in plain.schema]
     left, right = (Counter(map(without_sign, rows_in_order(finish(as_df(each))))) for each in (ours, plain))
@@ -460,8 +464,27 @@ def test_what_cannot_equal_spark_is_refused_with_an_alternative(
 ) -> None:
     frame = sortshuffle.frame(typed.selectExpr("*", "st collate UTF8_LCASE as collated"))
     with pytest.raises(UnsupportedError, match=message) as caught:
-        frame.groupBy("g").agg(expr())
+        OnlyPython(frame).groupBy("g").agg(expr())
     assert "toDF()" in str(caught.value)
+
+
+def test_spark_aggregates_what_python_cannot(typed: DataFrame) -> None:
+    frame = sortshuffle.frame(typed)
+    for exprs in (
+        [sf.sum(sf.col("h") * 2)],
+        [sf.count_distinct("i", "a")],
+        [{"i": "approx_count_distinct"}],
+    ):
+        ours, plain = (each.groupBy("g").agg(*exprs) for each in (frame, typed))
+        assert_handed_to_spark(ours, plain, "agg")
+    for ours, plain in (
+        (
+            frame.groupBy((sf.col("by") % 3).alias("j")).count(),
+            typed.groupBy((sf.col("by") % 3).alias("j")).count(),
+        ),
+        (frame.groupBy("a").count(), typed.groupBy("a").count()),
+    ):
+        assert_handed_to_spark(ours, plain, "count")
 
 
 def test_spark_s_own_errors_come_through(typed: DataFrame) -> None:
@@ -479,7 +502,8 @@ def test_spark_s_own_errors_come_through(typed: DataFrame) -> None:
 
 
 def test_calls_that_make_no_sense_are_refused(spark: SparkSession, typed: DataFrame) -> None:
-    grouped = sortshuffle.frame(typed).groupBy("g")
+    frame = sortshuffle.frame(typed)
+    grouped = OnlyPython(frame).groupBy("g")
     with pytest.raises(UsageError, match="agg\\(\\) takes aggregate Columns"):
         grouped.agg()
     with pytest.raises(UsageError, match="agg\\(\\) takes aggregate Columns"):
@@ -495,3 +519,10 @@ def test_calls_that_make_no_sense_are_refused(spark: SparkSession, typed: DataFr
     legacy = confs(spark, {"spark.sql.legacy.statisticalAggregate": "true"})
     with legacy, pytest.raises(UnsupportedError, match=r"legacy.statisticalAggregate to false"):
         grouped.agg(sf.stddev("i"))
+
+
+@pytest.mark.parametrize(
+    "exprs", [(), ("i",), ({"i": 3},), ({"i": "nope"},), (sf.sum,)], ids=["none", "str", "int", "nope", "def"]
+)
+def test_wrong_calls_are_pysparks_to_judge(typed: DataFrame, exprs: tuple[Any, ...]) -> None:
+    assert_same_error(lambda each: each.groupBy("g").agg(*exprs), sortshuffle.frame(typed), typed)

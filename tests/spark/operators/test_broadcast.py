@@ -15,12 +15,13 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.frame.shuffle_frame import broadcast
+from sortshuffle.spark.frame.frames import broadcast
 from sortshuffle.spark.operators.broadcast import BroadcastOrigin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Layout
 
 
 def same_rows(ours: ShuffleFrame, plain: DataFrame) -> bool:
+    assert ours._own_rows is not None  # else Spark would be compared with itself
     assert ours.schema == plain.schema
     got, wanted = (
         Counter(map(repr, zip(*(c.to_pylist() for c in table.columns), strict=True)))

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from function_cases import arrow_seen, batch, described, pandas_seen
-from oracle import data_frame, differences, every_type
+from oracle import OnlyPython, data_frame, differences, every_type
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -198,17 +198,32 @@ def test_functions_are_chained_before_and_behind(spark: SparkSession) -> None:
 
 
 def test_sides_without_common_keys_are_refused(spark: SparkSession, left: DataFrame) -> None:
-    frame = sortshuffle.frame(left)
-    with pytest.raises(UsageError, match=r"takes what groupBy\(\) gives, not ShuffleFrame"):
-        frame.groupBy("i").cogroup(frame)  # type: ignore[arg-type]
+    schema = "left long, right long"
+    frame = OnlyPython(sortshuffle.frame(left))
     with pytest.raises(UsageError, match="the same number of keys, not 2 and 1"):
-        frame.groupBy("i", "lo").cogroup(frame.groupBy("i"))
-    with pytest.raises(PySparkException, match="must have same size: 2 != 1"):
-        applied_to = left.groupBy("i", "lo").cogroup(left.groupBy("i"))
-        applied_to.applyInArrow(counted, "left long, right long")
+        frame.groupBy("i", "lo").cogroup(frame.groupBy("i"), counted, schema)
+    for each in (sortshuffle.frame(left), left):
+        with pytest.raises(PySparkException, match="must have same size: 2 != 1"):
+            each.groupBy("i", "lo").cogroup(each.groupBy("i")).applyInArrow(counted, schema)
     for one, two in (("i", "lo"), ("ts", "nt"), ("f", "d"), ("st", "bi"), ("x", "xx"), ("ds", "dl")):
         with pytest.raises(ColumnError, match=f"{one} is .* and {two} .*Cast one"):
-            frame.groupBy(one).cogroup(frame.groupBy(two))
+            frame.groupBy(one).cogroup(frame.groupBy(two), counted, schema)
+
+
+def test_groups_that_are_not_python_s_are_cogrouped_by_spark(spark: SparkSession) -> None:
+    schema = "k long, ids long"
+    numbers = spark.range(0, 500, 1, 3).select((sf.col("id") % 7).alias("k"), "id")
+    expected = sorted(applied(numbers, numbers, ["k"], "applyInArrow", sums, schema).collect())
+    frame = sortshuffle.frame(numbers)
+    key = sf.col("k") + 0
+    ordinary, expressions = (
+        frame.groupBy("k").cogroup(numbers.groupBy("k")).applyInArrow(sums, schema),
+        frame.groupBy(key).cogroup(frame.groupBy(key)).applyInArrow(sums, schema),
+    )
+    for ours in (ordinary, expressions):
+        assert ours._own_rows is None
+        assert [(each.operator, each.to) for each in ours._crossings] == [("cogroup", "Spark")]
+        assert sorted(ours.collect()) == expected
 
 
 def test_errors_of_functions_come_with_their_frames(left: DataFrame) -> None:

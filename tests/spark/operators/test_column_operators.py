@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from oracle import confs, data_frame, differences, every_type
+from oracle import (
+    OnlyPython,
+    assert_handed_to_spark,
+    assert_same_error,
+    confs,
+    data_frame,
+    differences,
+    every_type,
+)
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -111,9 +119,12 @@ def test_nullability_and_metadata_are_those_of_spark(spark: SparkSession) -> Non
     assert ours.collect() == plain.collect()
 
 
-def test_columns_of_another_dataframe_are_taken_by_their_names(small: DataFrame) -> None:
-    other = small.select("v", "k")
-    assert sortshuffle.frame(small).withColumn("x", other.v).collect()[0].x == 2.0
+def test_columns_of_another_dataframe_are_taken_by_their_names_beside_arrows(small: DataFrame) -> None:
+    other = small.select(sf.col("v") * 1, "k").toDF("v", "k")
+    assert sortshuffle.frame(small).withColumns({"x": other.v, "y": field("k")}).collect()[0].x == 2.0
+    for frame in (sortshuffle.frame(small), small):
+        with pytest.raises(AnalysisException, match="MISSING_ATTRIBUTES"):
+            frame.withColumn("x", other.v)
 
 
 # --- where Arrow is not Spark ---------------------------------------------------------------------------
@@ -172,18 +183,38 @@ def test_arrow_decides_what_expressions_mean(spark: SparkSession) -> None:
         (lambda: sf.col("S.q"), ColumnError, "field inside the column S"),
     ],
 )
-def test_what_is_no_column_is_refused(small: DataFrame, column: Any, error: Any, says: str) -> None:
+def test_what_is_no_column_is_refused_beside_one_of_arrows(
+    small: DataFrame, column: Any, error: Any, says: str
+) -> None:
+    """PySpark does not know Arrow's expressions, so such a call is not handed to Spark."""
     with pytest.raises(error, match=f"(?s){says}"):
-        sortshuffle.frame(small).withColumn("x", column())
+        sortshuffle.frame(small).withColumns({"x": column(), "y": field("k")})
+
+
+def test_spark_computes_what_arrow_cannot(small: DataFrame) -> None:
+    frame = sortshuffle.frame(small)
+    new = {"x": sf.soundex("s"), "K": sf.lit(dt.timedelta(1))}
+    with pytest.raises(UnsupportedError, match=r"not known to compute withColumns\(.*soundex"):
+        OnlyPython(frame).withColumns(new)
+    assert_handed_to_spark(frame.withColumns(new), small.withColumns(new), "withColumns")
+    ours, plain = (each.withColumn("x", new["x"]) for each in (frame, small))
+    assert_handed_to_spark(ours, plain, "withColumn")
+
+
+@pytest.mark.parametrize("column", [lambda: "k", lambda: 5, lambda: sf.col("q"), lambda: sf.col("S.q")])
+def test_what_is_no_column_in_pyspark_is_an_error_of_pysparks(small: DataFrame, column: Any) -> None:
+    assert_same_error(lambda each: each.withColumn("x", column()), sortshuffle.frame(small), small)
 
 
 def test_names_are_checked_by_spark(small: DataFrame) -> None:
     frame = sortshuffle.frame(small)
     with pytest.raises(AnalysisException, match="COLUMN_ALREADY_EXISTS"):
         frame.withColumns({"x": field("k"), "X": field("k")})
-    for method in (frame.withColumns, frame.withColumnsRenamed):
-        with pytest.raises(UsageError, match=r"takes a dict of names.*not list"):
-            method([("x", field("k"))])  # type: ignore[arg-type]
+    for method, expected in (("withColumns", "one dict of names"), ("withColumnsRenamed", "a dict of names")):
+        with pytest.raises(UsageError, match=rf"{method}\(\) takes {expected}"):
+            getattr(OnlyPython(frame), method)([("x", sf.col("k"))])
+    assert_same_error(lambda each: each.withColumns([("x", sf.col("k"))]), frame, small)
+    assert_same_error(lambda each: each.withColumnsRenamed([("x", "y")]), frame, small)
 
 
 # --- names ------------------------------------------------------------------------------------------------
@@ -211,7 +242,8 @@ def test_one_column_is_renamed(small: DataFrame) -> None:
     assert frame.withColumnRenamed("s", "t").columns == ["k", "t", "v"]
     assert frame.withColumnRenamed("nope", "t").columns == ["k", "S", "v"]
     with pytest.raises(UnsupportedError, match="several columns are named v"):
-        frame.withColumnRenamed("k", "v")
+        OnlyPython(frame).withColumnRenamed("k", "v")
+    assert frame.withColumnRenamed("k", "v").collect() == small.withColumnRenamed("k", "v").collect()
 
 
 # --- where rows stay --------------------------------------------------------------------------------------
@@ -232,9 +264,12 @@ def test_rows_stay_where_they_are_unless_their_keys_are_replaced(spark: SparkSes
     assert exchanges(grouped(behind, "k")) == 1
     assert exchanges(grouped(behind, "double", "k")) == 1
     assert exchanges(grouped(placed.withColumnRenamed("k", "key"), "key")) == 1
-    assert exchanges(grouped(placed.withColumn("copy", sf.col("k")), "k")) == 1
+    # with a column of Arrow's beside it, because Spark would take a call of its own expressions alone
+    copied = placed.withColumns({"copy": sf.col("k"), "one": pc.scalar(1)})
+    assert exchanges(grouped(copied, "k")) == 1
     assert exchanges(grouped(placed.withColumn("k", field("k") + 1), "k")) == 2
-    assert exchanges(grouped(placed.withColumn("K", sf.col("k")), "K")) == 1  # the same values
+    replaced = placed.withColumns({"K": sf.col("k"), "one": pc.scalar(1)})
+    assert exchanges(grouped(replaced, "K")) == 1  # the same values
     plain = numbers.repartition(4, "k").withColumn("double", sf.col("id") * 2)
     assert differences(grouped(behind, "double", "k"), grouped(plain, "double", "k")) == []  # type: ignore[arg-type]
 

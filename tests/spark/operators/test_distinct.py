@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from oracle import GROUP_KEYS, confs, data_frame, differences, every_type, partition_count, rows_in_order
+from oracle import (
+    GROUP_KEYS,
+    OnlyPython,
+    assert_handed_to_spark,
+    confs,
+    data_frame,
+    differences,
+    every_type,
+    partition_count,
+    rows_in_order,
+)
 from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 
@@ -85,4 +95,9 @@ def test_what_spark_refuses_and_what_has_no_order_here_are_refused(typed: DataFr
         with pytest.raises(PySparkTypeError):
             each.dropDuplicates("bo")
     with pytest.raises(ColumnError, match=r"dropDuplicates\(bo, a\): .* or let Spark do it, behind toDF\(\)"):
-        frame.dropDuplicates(["bo", "a"])
+        OnlyPython(frame).dropDuplicates(["bo", "a"])
+    ours, plain = (each.select("bo", "a") for each in (frame, typed))
+    assert_handed_to_spark(ours.distinct(), plain.distinct(), "distinct")
+    assert_handed_to_spark(
+        ours.dropDuplicates(["bo", "a"]), plain.dropDuplicates(["bo", "a"]), "dropDuplicates"
+    )

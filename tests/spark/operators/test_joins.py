@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from oracle import EDGES, confs, data_frame, every_type
+from oracle import EDGES, OnlyPython, assert_handed_to_spark, confs, data_frame, every_type
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -18,6 +18,7 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
+from sortshuffle.spark.operators.broadcast import BroadcastOrigin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Layout
 
 KINDS = ["inner", "left", "right", "full", "semi", "anti"]
@@ -49,6 +50,7 @@ def rows_of(table: pa.Table) -> Counter[str]:
 
 def differences_of(ours: ShuffleFrame, plain: DataFrame) -> list[str]:
     """Up to four rows that only one side has. No row is where the layout says that it is not."""
+    assert ours._own_rows is not None  # else Spark would be compared with itself
     assert ours.schema == plain.schema
     layout = ours._rows.layout
     found = ours.toDF()
@@ -209,7 +211,8 @@ def test_what_cannot_equal_spark_is_refused_with_an_alternative(spark: SparkSess
     def of(schema: str) -> ShuffleFrame:
         return sortshuffle.frame(spark.createDataFrame([], schema))
 
-    left, right = of("k int, v int, a array<int>, s string"), of("j int, w int, b array<int>, v int")
+    left = OnlyPython(of("k int, v int, a array<int>, s string"))
+    right = of("j int, w int, b array<int>, v int")
     refused: list[tuple[type[Exception], str, Any, str]] = [
         (UnsupportedError, "columns named v: rename", sf.col("k") == sf.col("j"), "inner"),
         (ColumnError, "arrays are not compared here", sf.col("a") == sf.col("b"), "semi"),
@@ -228,10 +231,37 @@ def test_what_cannot_equal_spark_is_refused_with_an_alternative(spark: SparkSess
     for kind, words, on, how in refused:
         with pytest.raises(kind, match=words):
             left.join(right, on, how)
-    with pytest.raises(UsageError, match="wrap it in frame"):
-        left.join(right.toDF(), "k")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"join\(\) takes a DataFrame, not str"):
+        left.join("right", "k")
     with pytest.raises(UsageError, match="one Spark session"):
         left.join(sortshuffle.frame(spark.newSession().createDataFrame([], "k int, z int")), "k")
+
+
+def test_spark_joins_what_python_cannot(spark: SparkSession) -> None:
+    left, right = (
+        spark.range(20).selectExpr("id as k", "id % 3 as v"),
+        spark.range(5, 12).selectExpr("id as j", "id as v"),
+    )
+    ours = sortshuffle.frame(left).repartition(2, "k"), sortshuffle.frame(right)
+    for on, how in (
+        (sf.col("k") == sf.col("j"), "inner"),  # two columns v
+        (sf.col("k") > sf.col("j"), "semi"),
+        (sf.lit(True), "left"),
+    ):
+        assert_handed_to_spark(ours[0].join(ours[1], on, how), left.join(right, on, how), "join")
+
+
+def test_the_other_side_may_be_an_ordinary_dataframe(sides: Sides) -> None:
+    joined = sides.left_frame.join(sides.right, ["i", "st"], "left")
+    assert differences_of(joined, sides.left.join(sides.right, ["i", "st"], "left")) == []
+    assert joined._rows.layout.partitions == 4
+
+
+def test_a_side_that_pyspark_marked_is_broadcast(sides: Sides) -> None:
+    for marked in (sf.broadcast(sides.right), sides.right.hint("broadcast")):
+        joined = sides.left_frame.join(marked, ["i", "st"], "left")
+        assert isinstance(joined._chain.origin, BroadcastOrigin)
+        assert differences_of(joined, sides.left.join(sides.right, ["i", "st"], "left")) == []
 
 
 def test_explain_tells_what_is_joined(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:

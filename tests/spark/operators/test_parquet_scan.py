@@ -23,8 +23,8 @@ from parquet_cases import write
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UsageError
+from sortshuffle.spark.frame.frames import frame_of
 from sortshuffle.spark.manager.jar import jar_path
 from sortshuffle.spark.operators.parquet_scan import NoScan, scan_of
 from sortshuffle.spark.operators.plan_json import Expression
@@ -212,7 +212,7 @@ def test_rows_that_workers_scan(spark: SparkSession, tmp_path: Path) -> None:
         write(tmp_path / day / "f.parquet", {"k": [1, 2, None], "t": pa.array([0, 1, 2], pa.timestamp("us"))})
     with confs(spark, {"spark.sql.session.timeZone": "America/New_York"}):
         df = spark.read.parquet(str(tmp_path)).where("k > 0").select("t", "d", "k")
-        ours = ShuffleFrame(rows_of(df)).repartition(3, "k", "d")
+        ours = frame_of(rows_of(df), spark).repartition(3, "k", "d")
 
         assert differences(ours, df.repartition(3, "k", "d")) == []
 

@@ -10,7 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from oracle import confs, data_frame, differences, every_type, partition_count, rows_in_order
+from oracle import (
+    OnlyPython,
+    assert_handed_to_spark,
+    assert_same_error,
+    confs,
+    data_frame,
+    differences,
+    every_type,
+    partition_count,
+    rows_in_order,
+)
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -71,8 +81,10 @@ def test_a_limit_of_what_is_shuffled_and_chained_is_a_limit_of_its_rows(numbers:
 
 @pytest.mark.parametrize("count", [-1, True, 2.5, "3", 2**31])
 def test_a_limit_that_is_no_number_of_rows_is_refused(numbers: DataFrame, count: object) -> None:
+    frame = sortshuffle.frame(numbers)
     with pytest.raises(UsageError, match="limit"):
-        sortshuffle.frame(numbers).limit(count)  # type: ignore[arg-type]
+        OnlyPython(frame).limit(count)
+    assert_same_error(lambda each: each.limit(count), frame, numbers)
 
 
 # --- sample ---------------------------------------------------------------------------------------------
@@ -145,10 +157,13 @@ def test_a_union_is_one_of_positions_and_widens_numbers_as_spark_does(spark: Spa
 
 
 @pytest.mark.parametrize("method", ["union", "unionByName"])
-def test_a_union_with_what_is_no_frame_is_refused(numbers: DataFrame, method: str) -> None:
-    words = rf"{method}\(\) takes another ShuffleFrame, not DataFrame: wrap it in frame\(\)"
-    with pytest.raises(UsageError, match=words):
-        getattr(sortshuffle.frame(numbers), method)(numbers)
+def test_a_union_takes_any_dataframe(numbers: DataFrame, method: str) -> None:
+    frame = sortshuffle.frame(numbers)
+    moved, plain = frame.repartition(3, "k"), numbers.repartition(3, "k")
+    assert differences(getattr(moved, method)(numbers), getattr(plain, method)(numbers)) == []
+    with pytest.raises(UsageError, match=rf"{method}\(\) takes a DataFrame, not int"):
+        getattr(OnlyPython(frame), method)(3)
+    assert_same_error(lambda each: getattr(each, method)(3), frame, numbers)
 
 
 def test_a_union_of_every_type(spark: SparkSession) -> None:
@@ -169,21 +184,26 @@ def test_a_union_by_name_finds_columns_wherever_they_are(spark: SparkSession) ->
 
 
 def test_what_cannot_be_united_is_refused(spark: SparkSession) -> None:
-    one = sortshuffle.frame(spark.sql("select 1 a"))
+    number, text = spark.sql("select 1 a"), spark.sql("select '5' a")
+    one = sortshuffle.frame(number)
     with pytest.raises(PySparkException, match=r"number of columns|same number"):
         one.union(sortshuffle.frame(spark.sql("select 1 a, 2 b")))
     with pytest.raises(UnsupportedError, match=r"column a of type string .* cast it to int64"):
-        one.union(sortshuffle.frame(spark.sql("select 'x' a")))
+        OnlyPython(one).union(sortshuffle.frame(text))
+    assert_handed_to_spark(one.union(sortshuffle.frame(text)), number.union(text), "union")
 
 
 def test_what_would_be_rounded_or_written_differently_is_refused(spark: SparkSession) -> None:
     with confs(spark, {"spark.sql.ansi.enabled": "false"}):
-        text = sortshuffle.frame(spark.sql("select 'x' a"))
-        with pytest.raises(UnsupportedError, match=r"column a of type double .* cast it to string"):
-            sortshuffle.frame(spark.sql("select 1e20D a")).union(text)
-        whole = sortshuffle.frame(spark.sql("select cast(1 as decimal(38,0)) a"))
-        with pytest.raises(UnsupportedError, match=r"only where no digit is lost"):
-            whole.union(sortshuffle.frame(spark.sql("select cast(1.5 as decimal(38,10)) a")))
+        for one, other, says in (
+            ("1e20D", "'x'", r"column a of type double .* cast it to string"),
+            ("cast(1 as decimal(38,0))", "cast(1.5 as decimal(38,10))", "only where no digit is lost"),
+        ):
+            plain = spark.sql(f"select {one} a"), spark.sql(f"select {other} a")
+            ours = sortshuffle.frame(plain[0]), sortshuffle.frame(plain[1])
+            with pytest.raises(UnsupportedError, match=says):
+                OnlyPython(ours[0]).union(ours[1])
+            assert_handed_to_spark(ours[0].union(ours[1]), plain[0].union(plain[1]), "union")
 
 
 def test_a_decimal_becomes_the_nearest_double(spark: SparkSession) -> None:
@@ -228,8 +248,10 @@ def test_what_is_coalesced_may_be_shuffled_again(numbers: DataFrame) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, True, "2"])
 def test_no_number_of_partitions_is_no_coalesce(numbers: DataFrame, count: object) -> None:
+    frame = sortshuffle.frame(numbers)
     with pytest.raises(UsageError, match="coalesce"):
-        sortshuffle.frame(numbers).coalesce(count)  # type: ignore[arg-type]
+        OnlyPython(frame).coalesce(count)
+    assert_same_error(lambda each: each.coalesce(count), frame, numbers)
 
 
 def test_explain_shows_the_inputs_of_a_union(numbers: DataFrame, capsys: pytest.CaptureFixture[str]) -> None:

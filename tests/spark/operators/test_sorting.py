@@ -13,7 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from oracle import GROUP_KEYS, confs, data_frame, every_type, jobs, partition_count, rows_in_order
+from oracle import (
+    GROUP_KEYS,
+    OnlyPython,
+    assert_handed_to_spark,
+    assert_same_error,
+    confs,
+    data_frame,
+    every_type,
+    jobs,
+    partition_count,
+    rows_in_order,
+)
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
@@ -307,17 +318,20 @@ def test_what_pyspark_does_not_take_is_refused(
     asked: Asked, arguments: Callable[[], Any], kind: type[Exception], said: str
 ) -> None:
     cols, ascending = arguments()
-    with pytest.raises(kind, match=said):
-        asked.frame.sort(*cols, **ascending)
-    with pytest.raises(kind, match=said):
-        asked.frame.sortWithinPartitions(*cols, **ascending)
-    with pytest.raises(Exception):  # noqa: B017 - of any kind, and some only when it runs
-        asked.df.sort(*cols, **ascending).collect()
+    only = OnlyPython(asked.frame)
+    for sort in (only.sort, only.sortWithinPartitions):
+        with pytest.raises(kind, match=said):
+            sort(*cols, **ascending)
+    # some fail only when they run
+    assert_same_error(lambda each: each.sort(*cols, **ascending).collect(), asked.frame, asked.df)
+    assert_same_error(
+        lambda each: each.sortWithinPartitions(*cols, **ascending).collect(), asked.frame, asked.df
+    )
 
 
 @pytest.mark.parametrize("name", ["a", "ax", "m"])
 def test_arrays_and_maps_have_no_order_here(typed: DataFrame, name: str) -> None:
-    frame = sortshuffle.frame(typed)
+    frame = OnlyPython(sortshuffle.frame(typed))
     for method in (frame.sort, frame.sortWithinPartitions):
         with pytest.raises(
             ColumnError, match=f"sorted by column {name} of type (array|map).*plain type from it"
@@ -327,4 +341,12 @@ def test_arrays_and_maps_have_no_order_here(typed: DataFrame, name: str) -> None
 
 def test_an_expression_is_refused_with_what_to_do(asked: Asked) -> None:
     with pytest.raises(ColumnError, match=r"withColumn\(\)"):
-        asked.frame.sort(sf.col("k") + 1)
+        OnlyPython(asked.frame).sort(sf.col("k") + 1)
+
+
+def test_spark_sorts_what_python_cannot(typed: DataFrame) -> None:
+    keys = [sf.col("a").desc(), sf.col("id") % 7, sf.col("id")]
+    for method in ("sort", "orderBy"):
+        ours, plain = (getattr(each, method)(*keys) for each in (sortshuffle.frame(typed), typed))
+        assert_handed_to_spark(ours, plain, "sort")
+        assert pairs(ours) == pairs(plain)

@@ -1,0 +1,179 @@
+"""`ParquetJob`: Parquet files written by the Python workers, committed as a whole or not at all.
+
+Each task writes one file into a staging directory beside the target, and returns its name as a row. Spark
+keeps exactly one attempt's row per partition, so the rows that arrive at the driver are the manifest. The
+files of the manifest are moved to another directory, and then one rename makes that directory the target.
+Appending moves the files one by one, and removes them all again if one cannot be moved.
+
+By then the paths of attempts that lost, or are still being cancelled, no longer exist.
+
+Every worker must see the paths as local ones (one machine, or a shared mount).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.types import ArrayType, DataType, DayTimeIntervalType, MapType, NullType, StructType
+
+from sortshuffle import calls
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.plan.chain import Chain
+from sortshuffle.spark.plan.staging import plan_stage
+from sortshuffle.spark.session.requirements import is_classic
+from sortshuffle.spark.steps.write_parquet import WriteParquet
+
+MODES = ("error", "errorifexists", "default", "append", "overwrite", "ignore")
+# Spark's names and pyarrow's
+CODECS = {"none": "none", "uncompressed": "none", "lz4_raw": "lz4"}
+CODECS |= {name: name for name in ("snappy", "gzip", "zstd", "lz4", "brotli")}
+SPARK_SCHEMA_KEY = "org.apache.spark.sql.parquet.row.metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetJob:
+    """Writes the rows of a chain below ``target``, a local path. ``new_run``: returns the number for the
+    result stage. ``how``: what to do if the target exists. ``codec``: pyarrow's name of the compression."""
+
+    chain: Chain
+    new_run: Callable[[], int]
+    target: str
+    how: str
+    codec: str
+
+    @staticmethod
+    def of(
+        chain: Chain, new_run: Callable[[], int], path: str, how: str = "error", codec: str | None = None
+    ) -> ParquetJob:
+        """Check the arguments. Raises `UsageError` if one is wrong, or if the target exists and the mode
+        forbids that, and `UnsupportedError` for paths that are not local and for column types that Spark
+        cannot write to Parquet."""
+        how = str(how).lower()
+        if how not in MODES:
+            raise UsageError(f"mode {how!r} is not one of {', '.join(MODES)}")
+        target = _local(chain.context.spark, path)
+        _check_fields("the frame", "", chain.schema)
+        if calls.exists(target):
+            if how not in ("append", "overwrite", "ignore"):
+                raise UsageError(f'{target} exists: choose mode("overwrite"), "append" or "ignore"')
+            if how == "append" and not calls.isdir(target):
+                raise UsageError(f"{target} is not a directory, and only to one can files be appended")
+        default = chain.context.spark.conf.get("spark.sql.parquet.compression.codec")
+        return ParquetJob(chain, new_run, target, how, _codec(codec or str(default)))
+
+    def run(self) -> None:
+        """Run the frame and write its rows, one file per non-empty partition. A frame without rows writes one
+        file without rows, which has the schema."""
+        if self.how == "ignore" and calls.exists(self.target):
+            return
+        job = uuid.uuid4().hex[:12]
+        staging = os.path.join(
+            os.path.dirname(self.target), f".{os.path.basename(self.target)}.writing-{job}"
+        )
+        attempts, whole = os.path.join(staging, "attempts"), os.path.join(staging, "whole")
+        calls.makedirs(staging)
+        try:
+            calls.mkdir(attempts)
+            calls.mkdir(whole)
+            names = self._run(self._closing(attempts, job))
+            for name in names:
+                calls.rename(os.path.join(attempts, name), os.path.join(whole, name))
+            _commit(whole, self.target, names, replaced=f"{staging}.replaced", append=self.how == "append")
+        finally:
+            _discard(staging)
+
+    def _closing(self, directory: str, job: str) -> WriteParquet:
+        schema = self.chain.wire.with_metadata({SPARK_SCHEMA_KEY: self.chain.schema.json()})
+        return WriteParquet(directory, job, self.codec, schema)
+
+    def _run(self, closing: WriteParquet) -> list[str]:
+        """Run the frame. Return the names of the files to commit."""
+        rows = plan_stage(self.chain, self.new_run(), closing, "name string").collect()
+        return [row.name for row in rows] or [closing.write_empty()]
+
+
+def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, append: bool) -> None:
+    """Make the directory ``whole`` the target. ``replaced``: path of an old target until it is deleted."""
+    with calls.open_file(os.path.join(whole, "_SUCCESS"), "w", encoding="ascii"):
+        pass
+    if not calls.exists(target):
+        calls.rename(whole, target)
+        return
+    if append:
+        _move_into(whole, target, [*names, "_SUCCESS"])
+        return
+    calls.rename(target, replaced)
+    try:
+        calls.rename(whole, target)
+    except BaseException:
+        calls.rename(replaced, target)
+        raise
+    if calls.isdir(replaced):
+        calls.rmtree(replaced)
+    else:
+        calls.unlink(replaced)
+
+
+def _discard(staging: str) -> None:
+    # renamed first: otherwise a task that is still being cancelled could open a file in the directory
+    # meanwhile, and so keep it from being removed
+    gone = f"{staging}.gone"
+    calls.rename(staging, gone)
+    calls.rmtree(gone, ignore_errors=True)
+
+
+def _move_into(whole: str, target: str, names: Sequence[str]) -> None:
+    moved: list[str] = []
+    try:
+        for name in names:
+            calls.rename(os.path.join(whole, name), os.path.join(target, name))
+            moved.append(name)
+    except BaseException:
+        for name in moved:
+            calls.unlink(os.path.join(target, name))
+        raise
+
+
+def _local(spark: Any, path: str) -> str:
+    """Return the local path that ``path`` means to Spark."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", path)
+    if scheme is None and is_classic(spark):
+        default = str(spark._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:")
+        if not default.startswith("file:"):
+            raise UnsupportedError(f"{path} is a path in {default}, where only Spark writes")
+    if scheme is not None and scheme[1].lower() != "file":
+        raise UnsupportedError(f"{path} is not a local path, and only Spark writes to others")
+    plain = path if scheme is None else re.sub(r"^file:(//)?", "", path, flags=re.IGNORECASE)
+    return calls.realpath(plain)  # write to the target of a link, and leave the link
+
+
+def _codec(name: str) -> str:
+    if str(name).lower() not in CODECS:
+        raise UsageError(f"compression {name!r} is not one of {', '.join(CODECS)}")
+    return CODECS[str(name).lower()]
+
+
+def _check_type(path: str, kind: DataType) -> None:
+    if isinstance(kind, NullType | DayTimeIntervalType):
+        raise UnsupportedError(
+            f"column {path} of type {kind.simpleString()} cannot be written to Parquet: cast it first"
+        )
+    if isinstance(kind, ArrayType):
+        _check_type(f"{path}.element", kind.elementType)
+    elif isinstance(kind, MapType):
+        _check_type(f"{path}.key", kind.keyType)
+        _check_type(f"{path}.value", kind.valueType)
+    elif isinstance(kind, StructType):
+        _check_fields(f"the struct {path}", f"{path}.", kind)
+
+
+def _check_fields(what: str, prefix: str, kind: StructType) -> None:
+    if not kind.fields:
+        raise UnsupportedError(f"{what} has no columns, and Parquet cannot hold that")
+    for each in kind:
+        _check_type(f"{prefix}{each.name}", each.dataType)

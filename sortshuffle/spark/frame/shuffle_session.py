@@ -1,0 +1,104 @@
+"""`session`: a SparkSession whose DataFrames are frames, so that a PySpark job runs on sortshuffle as it is.
+
+    spark = sortshuffle.session(SparkSession.builder.appName("nightly"))
+
+The returned session works on the same session of Spark's JVM as PySpark's own, which
+``SparkSession.builder.getOrCreate()`` still returns. So a library may make ordinary DataFrames, and they meet
+frames. This package's own plans are made in PySpark's session (`requirements.plain_session`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.catalog import Catalog
+from pyspark.sql.streaming import DataStreamReader
+from pyspark.sql.tvf import TableValuedFunction
+
+from sortshuffle.spark.frame.delegation import delegating
+from sortshuffle.spark.frame.frames import framed
+from sortshuffle.spark.session.requirements import configure, is_classic, require_session
+
+
+def session(spark: SparkSession.Builder | SparkSession) -> SparkSession:
+    """Return a session whose DataFrames are `ShuffleFrame`s. ``spark``: a builder, to which `configure` is
+    applied; or a running session, whose shuffle manager stays as it is.
+
+    Raises `UsageError` for anything else, `StateError` if the session was stopped, and what `configure`
+    raises.
+    """
+    if hasattr(spark, "getOrCreate"):  # the builders of PySpark's two kinds of sessions have no common class
+        spark = configure(spark).getOrCreate()
+    plain = require_session(spark)
+    if is_classic(plain):
+        return ShuffleSession._of(plain)
+    # imports packages that classic sessions do without
+    from sortshuffle.spark.frame.connect_session import ConnectShuffleSession
+
+    return ConnectShuffleSession._of(plain)
+
+
+@delegating(SparkSession)
+class ShuffleSession(SparkSession):
+    """A session with a JVM, whose DataFrames are frames."""
+
+    def __init__(self, sparkContext: Any, jsparkSession: Any = None, options: Any = None) -> None:
+        # in this order, because the session that is made last is the one of `RDD.toDF`
+        self._plain_session = SparkSession(sparkContext, jsparkSession, options or {})
+        super().__init__(sparkContext, self._plain_session._jsparkSession)
+
+    @classmethod
+    def _of(cls, plain: Any) -> ShuffleSession:
+        session = cls(plain.sparkContext, plain._jsparkSession)
+        session._plain_session = plain
+        session._profiler_collector = plain._profiler_collector
+        return session
+
+    @property
+    def read(self) -> DataFrameReader:
+        """A reader, whose DataFrames are frames."""
+        return _SessionReader(self)
+
+    @property
+    def readStream(self) -> DataStreamReader:
+        """A reader of streams, whose DataFrames are frames."""
+        return _SessionStreamReader(self)
+
+    @property
+    def tvf(self) -> TableValuedFunction:
+        """Table functions, whose DataFrames are frames."""
+        return _TableFunctions(self)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog, whose DataFrames are frames."""
+        return _Catalog(self)
+
+    def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
+        return framed(result, self)
+
+
+class _SessionReader(DataFrameReader):
+    def _df(self, jdf: Any) -> DataFrame:
+        frame: DataFrame = framed(super()._df(jdf), self._spark)
+        return frame
+
+
+class _SessionStreamReader(DataStreamReader):
+    def _df(self, jdf: Any) -> DataFrame:
+        frame: DataFrame = framed(super()._df(jdf), self._spark)
+        return frame
+
+
+@delegating(TableValuedFunction)
+class _TableFunctions(TableValuedFunction):
+    def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
+        return framed(result, self._sparkSession)
+
+
+@delegating(Catalog)
+class _Catalog(Catalog):
+    def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
+        return framed(result, self._sparkSession)
