@@ -213,7 +213,9 @@ class ShuffleFrame(TwoSidedFrame):
         """
         if isinstance(condition, pc.Expression):
             _check_condition(condition, self._chain.wire)
-            return self._filter(condition)
+            frame = self._filter(condition)
+            frame._make_shadow = self._shadow  # Spark cannot make one: it does not know the condition
+            return frame
         shadow = self._shadow()
         filtered = shadow.filter(condition)
         expression = filter_of(shadow, filtered, self._chain.context.conf.timezone)
