@@ -56,7 +56,14 @@ class Job:
 
 
 def rows(frame: ShuffleFrame | DataFrame) -> list[str]:
-    """The rows without their order and partitions."""
+    """The rows without their order and partitions. A frame is one of Python's side: with Spark's rows
+    Spark would be compared with itself."""
+    assert not isinstance(frame, ShuffleFrame) or frame._own_rows is not None, frame._crossings
+    return rows_of_either_side(frame)
+
+
+def rows_of_either_side(frame: DataFrame) -> list[str]:
+    """The same of a frame of either side."""
     table = frame.toArrow()
     columns = [column.to_pylist() for column in table.columns]
     return sorted(map(repr, zip(*columns, strict=True)))
@@ -236,6 +243,108 @@ def union(job: Job) -> tuple[Any, Any]:
 @case
 def limit(job: Job) -> tuple[Any, Any]:
     return len(rows(job.f.limit(17))), 17
+
+
+# ---- what Spark does --------------------------------------------------------------------------------------
+
+
+def handed_over(ours: ShuffleFrame, plain: DataFrame) -> tuple[Any, Any]:
+    """What `rows` says of both, and to which side the rows of our frame went."""
+    return (rows_of_either_side(ours), [crossing.to for crossing in ours._crossings]), (
+        rows(plain),
+        ["Spark"],
+    )
+
+
+@case
+def an_ordinary_dataframe(job: Job) -> tuple[Any, Any]:
+    f, _, left, right = sides(job)
+    ours = f.repartition(3, "i").join(right, ["i", "st"]).union(left.join(right, ["i", "st"]))
+    joined = left.join(right, ["i", "st"])
+    return rows(ours), rows(joined.union(joined))
+
+
+@case
+def an_expression(job: Job) -> tuple[Any, Any]:
+    ours = job.g.repartition(3, "st").withColumn("x", sf.soundex("st"))
+    return handed_over(ours.select("x", "id"), job.few.select(sf.soundex("st").alias("x"), "id"))
+
+
+@case
+def an_aggregate_of_an_expression(job: Job) -> tuple[Any, Any]:
+    n = sf.approx_count_distinct(sf.col("i") % 7).alias("n")
+    ours = job.g.repartition(3, "st").groupBy(sf.upper("st").alias("u")).agg(n)
+    return handed_over(ours, job.few.groupBy(sf.upper("st").alias("u")).agg(n))
+
+
+@case
+def a_join_on_an_expression(job: Job) -> tuple[Any, Any]:
+    f, g, left, right = sides(job)
+    on = sf.col("id") % 5 == sf.col("number") % 7
+    ours = f.select("id").join(g.select("number"), on, "left")
+    return handed_over(ours, left.select("id").join(right.select("number"), on, "left"))
+
+
+@case
+def columns_of_frames(job: Job) -> tuple[Any, Any]:
+    later = job.g.repartition(3, "st").filter(pc.field("id") > 20)
+    ours = later.where(later.id % 2 == 0).select(later["st"], (later.id + 1).alias("next"))
+    plain = job.few.where("id > 20 and id % 2 = 0").select("st", (sf.col("id") + 1).alias("next"))
+    return rows_of_either_side(ours), rows(plain)
+
+
+@case
+def columns_of_frames_before(job: Job) -> tuple[Any, Any]:
+    """A column can be used on the frames that come from its own."""
+    if not is_classic(job.spark):
+        return None, None  # a plan of Spark Connect has only the id of its own frame
+    before = job.g.repartition(3, "st")
+    later = before.filter(pc.field("id") > 20)
+    ours = later.where(before.id % 2 == 0).select((before.id + later.id).alias("twice"))
+    return rows_of_either_side(ours), rows(
+        job.few.where("id > 20 and id % 2 = 0").selectExpr("id * 2 as twice")
+    )
+
+
+@case
+def a_method_that_only_spark_has(job: Job) -> tuple[Any, Any]:
+    ours, plain = (each.fillna("none", ["st"]).select("st", "id") for each in (job.g.repartition(3), job.few))
+    return handed_over(ours, plain)
+
+
+@case
+def sql(job: Job) -> tuple[Any, Any]:
+    job.g.repartition(3, "st").select("st", "id").createOrReplaceTempView("ours")
+    found = job.spark.sql("select st, sum(id) from ours group by st")
+    return rows(found), rows(job.few.groupBy("st").agg(sf.sum("id")))
+
+
+@case
+def back_to_python(job: Job) -> tuple[Any, Any]:
+    schema = "id long, twice long"
+    ours = job.g.repartition(3, "id").where(sf.soundex("st") != "x").mapInArrow(doubled, schema)
+    plain = job.few.where(sf.soundex("st") != "x").mapInArrow(doubled, schema)
+    return (rows(ours), [crossing.to for crossing in ours._crossings][:1]), (rows(plain), ["Spark"])
+
+
+@case
+def a_session_whose_dataframes_are_frames(job: Job) -> tuple[Any, Any]:
+    session, schema = sortshuffle.session(job.spark), "st string, n long, least long"
+    few: Any = data_frame(session, job.table)
+    chosen = few.where(few.id > 20).repartition(3, "st")
+    ours = chosen.groupBy("st").applyInArrow(first_of, schema)
+    placed = [exchange.upstream.origin for exchange in ours._chain.exchanges()]
+    plain = job.few.where("id > 20").groupBy("st").applyInArrow(first_of, schema)
+    counted = rows_of_either_side(ours.groupBy("n").agg({"least": "max"}).where("n > 1"))
+    expected = rows(plain.groupBy("n").agg({"least": "max"}).where("n > 1"))
+    return (rows(ours), len(placed), counted), (rows(plain), 1, expected)
+
+
+@case
+def directories_of_values(job: Job) -> tuple[Any, Any]:
+    target = str(job.directory / "by value")
+    job.g.repartition(3, "st").select("id", "i").write.partitionBy("i").parquet(target)
+    return rows(job.spark.read.parquet(target)), rows(job.few.select("id", "i"))
 
 
 # ---- files ----------------------------------------------------------------------------------------------
