@@ -3,7 +3,8 @@ plan (``_jdf``) is made when PySpark's own methods first need it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -12,7 +13,12 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame
+from sortshuffle.spark.session.java import scala_object
 from sortshuffle.spark.session.requirements import plain_session
+
+_SEPARATOR = "\x1f"
+_ID = re.compile(r"#(\d+)L?$")
 
 
 @delegating(classic.DataFrame)
@@ -44,24 +50,41 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
     def _jdf(self, jdf: Any) -> None:
         self._plain = classic.DataFrame(jdf, plain_session(self._session))
 
+    def _groups_of(self, shadow: DataFrame, sources: Sequence[TwoSidedFrame]) -> dict[int, object]:
+        """Return the group of each column by its id. Columns of a group were made by one node of a plan, and
+        Spark renews their ids together: in a self join, those of the right side."""
+        known: dict[int, object] = {}
+        for source in sources:
+            known |= source._column_groups or _groups_in(source._shadow())
+        if not sources:
+            return _groups_in(shadow)
+        new = object()
+        return {number: known.get(number, new) for number in _ids(_analysed(shadow))}
+
     def _with_ids(self, plain: DataFrame, shadow: DataFrame) -> DataFrame:
         session: Any = plain.sparkSession
         jvm = session._jvm
         catalyst = jvm.org.apache.spark.sql.catalyst
-        plan = plain._jdf.queryExecution().analyzed()
-        own, others = plan.output(), shadow._jdf.queryExecution().analyzed().output()
-        none, nothing = _singleton(jvm.scala, "None"), jvm.PythonUtils.toSeq(jvm.java.util.ArrayList())
-        columns = jvm.java.util.ArrayList()
-        for at in range(own.length()):
-            other = others.apply(at)
-            columns.add(
-                catalyst.expressions.Alias(
-                    own.apply(at), other.name(), other.exprId(), other.qualifier(), none, nothing
-                )
-            )
-        renamed = catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(columns), plan)
-        datasets = _singleton(jvm.org.apache.spark.sql.classic, "Dataset")
-        return classic.DataFrame(datasets.ofRows(session._jsparkSession, renamed), session)
+        none, nothing = scala_object(jvm, "scala.None"), jvm.PythonUtils.toSeq(jvm.java.util.ArrayList())
+        plan = _analysed(plain)
+        columns = [plan.output().apply(at) for at in range(plan.output().length())]
+        wanted, ids = _analysed(shadow).output(), _ids(_analysed(shadow))
+        groups = self._column_groups or {}
+        # a node for each group, because Spark renews the ids of all columns that are made in one node
+        for group in dict.fromkeys(groups.get(number, number) for number in ids):
+            made = jvm.java.util.ArrayList()
+            for at, number in enumerate(ids):
+                if groups.get(number, number) != group:
+                    made.add(columns[at])
+                    continue
+                other = wanted.apply(at)
+                names = (other.name(), other.exprId(), other.qualifier(), none, nothing)
+                alias = catalyst.expressions.Alias(columns[at], *names)
+                made.add(alias)
+                columns[at] = alias.toAttribute()
+            plan = catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(made), plan)
+        datasets = scala_object(jvm, "org.apache.spark.sql.classic.Dataset")
+        return classic.DataFrame(datasets.ofRows(session._jsparkSession, plan), session)
 
     @property
     def writeStream(self) -> DataStreamWriter:
@@ -86,9 +109,30 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         return super().__getitem__(item)
 
 
-def _singleton(package: Any, name: str) -> Any:
-    """Return a Scala singleton object."""
-    return getattr(package, f"{name}$").__getattr__("MODULE$")
+def _analysed(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _ids(plan: Any) -> list[int]:
+    """Return the ids of a plan's columns. The text of a column ends with its id, as in ``k#12L``."""
+    text = str(plan.output().mkString(_SEPARATOR))
+    found = [_ID.search(column) for column in text.split(_SEPARATOR)]
+    count = plan.output().length()
+    if len(found) == count and None not in found:
+        return [int(each[1]) for each in found if each is not None]
+    # a name has the separator in it, or there are no columns
+    return [int(plan.output().apply(at).exprId().id()) for at in range(count)]
+
+
+def _groups_in(frame: DataFrame) -> dict[int, object]:
+    """Return the groups of the columns of a plan: those of each source, and each other column alone."""
+    plan = _analysed(frame)
+    groups: dict[int, object] = {number: number for number in _ids(plan)}
+    leaves = plan.collectLeaves()
+    for at in range(leaves.length()):
+        source = object()
+        groups |= {number: source for number in _ids(leaves.apply(at)) if number in groups}
+    return groups
 
 
 class _StreamWriter(DataStreamWriter):

@@ -41,7 +41,7 @@ def broadcast(frame: DataFrame) -> ShuffleFrame:
         raise UsageError(f"broadcast() takes a ShuffleFrame, not {type(frame).__name__}: wrap it in frame()")
     taken = frame._taken("broadcast")
     marked = taken._derive(replace(taken._rows, broadcast=True))
-    marked._make_shadow = taken._shadow
+    marked._make_shadow, marked._sources = taken._shadow, (taken,)
     return marked
 
 

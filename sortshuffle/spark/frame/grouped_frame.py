@@ -147,7 +147,7 @@ class GroupedFrame(GroupedData):
         def shadow() -> Any:
             return getattr(frame._shadow().groupBy(*self._columns or ()), method)(*args)
 
-        return attempt(frame, method, aggregate, by_spark, shadow)
+        return attempt(frame, method, aggregate, by_spark, shadow, (frame,))
 
     # ---- inside -------------------------------------------------------------------------------------
 

@@ -214,7 +214,8 @@ class ShuffleFrame(TwoSidedFrame):
         if isinstance(condition, pc.Expression):
             _check_condition(condition, self._chain.wire)
             frame = self._filter(condition)
-            frame._make_shadow = self._shadow  # Spark cannot make one: it does not know the condition
+            # Spark cannot make one: it does not know the condition
+            frame._make_shadow, frame._sources = self._shadow, (self,)
             return frame
         shadow = self._shadow()
         filtered = shadow.filter(condition)
@@ -222,7 +223,7 @@ class ShuffleFrame(TwoSidedFrame):
         if expression is None:
             raise UnsupportedError(_computed_by_spark("filter", (condition,)))
         frame = self._filter(expression)
-        frame._made_shadow = filtered
+        frame._set_shadow(filtered, self)
         return frame
 
     where = filter
@@ -247,7 +248,7 @@ class ShuffleFrame(TwoSidedFrame):
     def alias(self, alias: str) -> ShuffleFrame:
         """Return the frame under a name, by which expressions can qualify its columns: ``"a.k"``."""
         frame = self._derive(self._rows)
-        frame._made_shadow = self._shadow().alias(alias)
+        frame._set_shadow(self._shadow().alias(alias), self)
         return frame
 
     @in_python
@@ -458,7 +459,7 @@ class ShuffleFrame(TwoSidedFrame):
         if sources is None:
             raise UnsupportedError(_computed_by_spark(method, args))
         frame = self._apply(columns.project, sources, projected.schema, f"{method}({_shown(args)})")
-        frame._made_shadow = projected
+        frame._set_shadow(projected, self)
         return frame
 
     def _filter(self, condition: pc.Expression) -> ShuffleFrame:

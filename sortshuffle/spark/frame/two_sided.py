@@ -69,7 +69,9 @@ class TwoSidedFrame(DataFrame):
     _plain: DataFrame | None = None  # Spark's form of the rows; on Python's side, once it is planned
     _when_taken: Callable[[], TwoSidedFrame] | None = None  # on Spark's side: the frame that Python takes
     _make_shadow: Callable[[], DataFrame] | None = None
+    _sources: tuple[TwoSidedFrame, ...] = ()  # the frames of the call that `_make_shadow` makes
     _made_shadow: DataFrame | None = None
+    _column_groups: Any = None  # of the shadow, for `_with_ids`
     _crossings: tuple[Crossing, ...] = ()
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
@@ -88,6 +90,11 @@ class TwoSidedFrame(DataFrame):
     @abstractmethod
     def _with_ids(self, plain: DataFrame, shadow: DataFrame) -> DataFrame:
         """Return ``plain`` with the column ids and qualifiers of ``shadow``."""
+
+    def _groups_of(self, shadow: DataFrame, sources: Sequence[TwoSidedFrame]) -> Any:
+        """Return what `_with_ids` needs to know of the shadow's columns. ``sources``: the frames of the call
+        that made it."""
+        return None
 
     # ---- making frames ------------------------------------------------------------------------------
 
@@ -149,7 +156,7 @@ class TwoSidedFrame(DataFrame):
             frame = self._derive(scan if isinstance(scan, Rows) else rows)
             if isinstance(scan, NoScan):
                 frame._cross(operator, "Python", f"Spark makes them, because {scan.reason}")
-        frame._make_shadow = self._shadow
+        frame._make_shadow, frame._sources = self._shadow, (self,)
         return frame
 
     def _remembered(self) -> TwoSidedFrame | None:
@@ -215,9 +222,15 @@ class TwoSidedFrame(DataFrame):
         if self._plain is not None:
             return self._plain
         if self._made_shadow is None:
-            self._made_shadow = self._new_shadow() if self._make_shadow is None else self._make_shadow()
-            self._make_shadow = None  # it holds the frames that this frame was made from
+            shadow = self._new_shadow() if self._make_shadow is None else self._make_shadow()
+            self._set_shadow(shadow, *self._sources)
+        assert self._made_shadow is not None
         return self._made_shadow
+
+    def _set_shadow(self, shadow: DataFrame, *sources: TwoSidedFrame) -> None:
+        """Set the shadow, which Spark made in a call on the shadows of ``sources``."""
+        self._made_shadow, self._column_groups = shadow, self._groups_of(shadow, sources)
+        self._make_shadow, self._sources = None, ()  # they are no longer needed, and hold other frames
 
     def _new_shadow(self) -> DataFrame:
         chain = self._chain
@@ -299,7 +312,8 @@ def _operator(method: Method, *, exchanges: bool) -> Method:
                 result._when_taken = lambda: method(self._taken(name), *args, **kwargs)
             return result
         shadow = functools.partial(_shadow_of_call, self, name, args, kwargs)
-        return attempt(self, name, lambda frame: method(frame, *args, **kwargs), by_spark, shadow)
+        sources = (self, *_frames_in([*args, *kwargs.values()]))
+        return attempt(self, name, lambda frame: method(frame, *args, **kwargs), by_spark, shadow, sources)
 
     return cast(Method, call)
 
@@ -323,9 +337,11 @@ def attempt(
     in_python: Callable[[Any], Any],
     by_spark: Callable[[], Any],
     shadow: Callable[[], DataFrame] | None = None,
+    sources: tuple[TwoSidedFrame, ...] = (),
 ) -> Any:
     """Return ``in_python(frame)``, with the frame's rows taken from Spark's side if they are there; or
-    ``by_spark()`` if Python refuses the call. ``shadow``: makes the shadow of the result, if it has none."""
+    ``by_spark()`` if Python refuses the call. ``shadow``: makes the shadow of the result, if it has none, of
+    the shadows of ``sources``."""
     try:
         result = in_python(frame if frame._own_rows is not None else frame._taken_by_function(operator))
     except OptionError:
@@ -337,7 +353,7 @@ def attempt(
     if not isinstance(result, TwoSidedFrame) or result is frame:
         return result
     if result._plain is None and result._made_shadow is None and result._make_shadow is None:
-        result._make_shadow = shadow
+        result._make_shadow, result._sources = shadow, sources
     for crossing in result._crossings:
         if crossing not in frame._crossings:
             _log.info("%s", crossing.describe())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -131,6 +131,40 @@ def test_names_of_frames_qualify_columns(doubled: ShuffleFrame) -> None:
     one, other = doubled.alias("one"), doubled.alias("other")
     joined = one.join(other, sf.col("one.id") == sf.col("other.k")).select("one.id", "other.id")
     assert sorted(map(tuple, joined.collect())) == [(0, 0), (0, 2), (1, 1), (1, 3)]
+
+
+SELF_JOINS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "the maximum of each group": lambda a: (
+        (b := a.groupBy("k").agg(sf.max("v").alias("v"))) and a.join(b, a.k == b.k).select(a.id, b.v)
+    ),
+    "the rows of the maximum": lambda a: (
+        (b := a.groupBy("k").agg(sf.max("v").alias("v"))) and a.join(b, a.v == b.v).select(a.id, b.v)
+    ),
+    "by name": lambda a: (
+        (b := a.groupBy("k").agg(sf.max("v").alias("v"))) and a.join(b, "k").select(a.id, b.v)
+    ),
+    "by two conditions": lambda a: (
+        (m := a.groupBy("k").agg(sf.max("v").alias("m")))
+        and a.join(m, (a.k == m.k) & (a.v == m.m)).select(a.id, m.m)
+    ),
+    "with a column more": lambda a: (
+        (b := a.withColumn("w", sf.col("v") * 2)) and a.join(b.select("w"), a.id == b.w).select(a.k, b.w)
+    ),
+    "with itself renamed": lambda a: (
+        (b := a.select(sf.col("id").alias("other"), "k")) and a.join(b, a.id == b.other).select(a.v, b.other)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", SELF_JOINS.values(), ids=SELF_JOINS.keys())
+def test_columns_of_both_sides_of_a_self_join_resolve(
+    job: SparkSession, spark: SparkSession, call: Callable[[DataFrame], DataFrame]
+) -> None:
+    def rows(session: SparkSession) -> DataFrame:
+        numbers = session.range(60).selectExpr("id", "id % 7 as k", "id * 1.5D as v")
+        return numbers.mapInArrow(same, "id long, k long, v double")
+
+    assert sorted(map(tuple, call(rows(job)).collect())) == sorted(map(tuple, call(rows(spark)).collect()))
 
 
 def test_a_frame_meets_ordinary_dataframes(spark: SparkSession, doubled: ShuffleFrame) -> None:
