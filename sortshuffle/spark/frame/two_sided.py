@@ -199,9 +199,17 @@ class TwoSidedFrame(DataFrame):
         """Return the rows as an ordinary DataFrame. On Python's side the first call plans the stage."""
         if self._plain is None:
             planned = self._planned()
-            shadow = self._made_shadow
-            self._plain = planned if shadow is None else self._with_ids(planned, shadow)
+            if self._may_be_referred_to():
+                planned = self._with_ids(planned, self._shadow())
+            self._plain = planned
         return self._plain
+
+    def _may_be_referred_to(self) -> bool:
+        """Return whether somebody may hold a column that must resolve in this frame: a column of this frame,
+        or of a frame that this one was derived from."""
+        if self._made_shadow is not None:
+            return True
+        return any(each._plain is not None or each._may_be_referred_to() for each in self._sources)
 
     def _planned(self) -> DataFrame:
         rows = self._own_rows
