@@ -4,6 +4,7 @@ plan (``_jdf``) is made when PySpark's own methods first need it."""
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.streaming import DataStreamWriter
 
+from sortshuffle.errors import ColumnError
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 from sortshuffle.spark.frame.two_sided import TwoSidedFrame
@@ -18,6 +20,8 @@ from sortshuffle.spark.session.java import scala_object
 from sortshuffle.spark.session.requirements import plain_session
 
 _SEPARATOR = "\x1f"
+# A column of a DataFrame, in the text of an expression
+_REFERENCE = re.compile(r"#(\d+)L?,Origin\(")
 _ID = re.compile(r"#(\d+)L?$")
 
 
@@ -26,7 +30,7 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
     """A frame of a session with a JVM."""
 
     def __init__(self, jdf: Any, sql_ctx: Any) -> None:
-        self._runs = []
+        self._runs, self._lock = [], threading.RLock()
         classic.DataFrame.__init__(self, jdf, sql_ctx)
 
     @classmethod
@@ -49,6 +53,13 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
     @_jdf.setter
     def _jdf(self, jdf: Any) -> None:
         self._plain = classic.DataFrame(jdf, plain_session(self._session))
+
+    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
+        wanted = {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}
+        if wanted:
+            known = {number for each in (self, *others) for number in _ids(_analysed(each._shadow()))}
+            if not wanted <= known:
+                raise ColumnError("a column of another DataFrame is used, which only Spark may resolve")
 
     def _groups_of(self, shadow: DataFrame, sources: Sequence[TwoSidedFrame]) -> dict[int, object]:
         """Return the group of each column by its id. Columns of a group were made by one node of a plan, and
@@ -91,6 +102,9 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         """A writer of streams. The function of its ``foreachBatch`` gets frames."""
         return _StreamWriter(self)
 
+    def _has_observation(self, other: DataFrame) -> bool:
+        return "CollectMetrics" in str(_analysed(other).toString())
+
     def _has_broadcast_hint(self, other: DataFrame) -> bool:
         plan = other._jdf.queryExecution().analyzed()
         return plan.nodeName() == "ResolvedHint" and "broadcast" in plan.hints().toString()
@@ -107,6 +121,10 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         if isinstance(item, str | int):
             return self._shadow()[item]
         return super().__getitem__(item)
+
+
+def _text(column: Any) -> str:
+    return str(column._jc.node().toString())
 
 
 def _analysed(frame: DataFrame) -> Any:

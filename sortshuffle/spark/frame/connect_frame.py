@@ -7,6 +7,7 @@ beginning, with an id. Its shadow is not used: Spark Connect analyses nothing be
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
     """A frame of a session of Spark Connect."""
 
     def __init__(self, plan: Any, session: Any) -> None:
-        self._runs = []
+        self._runs, self._lock = [], threading.RLock()
         connect.DataFrame.__init__(self, plan, session)
         self._plain = connect.DataFrame(plan, plain_session(session))
 

@@ -25,7 +25,7 @@ from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArro
 from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.operators import aggregates
 from sortshuffle.spark.operators.cogroups import GroupedRows, cogroup
-from sortshuffle.spark.operators.expressions import column_name, quote, resolve
+from sortshuffle.spark.operators.expressions import check_spelling, column_name, quote, resolve
 from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import order_rows, place_rows
 from sortshuffle.spark.plan.chain import Rows
@@ -159,9 +159,11 @@ class GroupedFrame(GroupedData):
         unless the keys are plain columns that can be compared here."""
         if self._columns is None:
             raise UnsupportedError("only Spark has groups of this kind")
+        frame._check_columns([each for each in self._columns if isinstance(each, Column)])
         rows = frame._rows
         case_sensitive = rows.context.case_sensitive
         keys = tuple(resolve(_name_of(each, rows), rows.schema, case_sensitive) for each in self._columns)
+        check_spelling([_name_of(each, rows) for each in self._columns], keys, rows.columns)
         for key in keys:
             check_group_key(rows.schema.fields[key], rows.chain.wire.field(key).type)
         return GroupedRows(rows, keys)

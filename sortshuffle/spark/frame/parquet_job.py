@@ -63,7 +63,10 @@ class ParquetJob:
                 raise UsageError(f'{target} exists: choose mode("overwrite"), "append" or "ignore"')
             if how == "append" and not calls.isdir(target):
                 raise UsageError(f"{target} is not a directory, and only to one can files be appended")
-        default = chain.context.spark.conf.get("spark.sql.parquet.compression.codec")
+        conf = chain.context.spark.conf
+        if int(str(conf.get("spark.sql.files.maxRecordsPerFile", "0"))) > 0:
+            raise UnsupportedError("only Spark limits the records of a file")
+        default = conf.get("spark.sql.parquet.compression.codec")
         return ParquetJob(chain, new_run, target, how, _codec(codec or str(default)))
 
     def run(self) -> None:
@@ -83,9 +86,10 @@ class ParquetJob:
             names = self._run(self._closing(attempts, job))
             for name in names:
                 calls.rename(os.path.join(attempts, name), os.path.join(whole, name))
-            _commit(whole, self.target, names, replaced=f"{staging}.replaced", append=self.how == "append")
+            _commit(whole, self.target, names, replaced=f"{staging}.replaced", how=self.how)
         finally:
             _discard(staging)
+        _refresh(self.chain.context.spark, self.target)
 
     def _closing(self, directory: str, job: str) -> WriteParquet:
         schema = self.chain.wire.with_metadata({SPARK_SCHEMA_KEY: self.chain.schema.json()})
@@ -97,16 +101,27 @@ class ParquetJob:
         return [row.name for row in rows] or [closing.write_empty()]
 
 
-def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, append: bool) -> None:
-    """Make the directory ``whole`` the target. ``replaced``: path of an old target until it is deleted."""
+def _refresh(spark: Any, target: str) -> None:
+    """Let Spark forget the rows and the list of files below a path, as after writes of its own."""
+    if is_classic(spark):
+        spark.catalog.refreshByPath(target)
+
+
+def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, how: str) -> None:
+    """Make the directory ``whole`` the target. ``replaced``: path of an old target until it is deleted.
+    Raises `UsageError` if another writer has made the target meanwhile and the mode does not replace it."""
     with calls.open_file(os.path.join(whole, "_SUCCESS"), "w", encoding="ascii"):
         pass
     if not calls.exists(target):
         calls.rename(whole, target)
         return
-    if append:
+    if how == "append":
         _move_into(whole, target, [*names, "_SUCCESS"])
         return
+    if how == "ignore":
+        return
+    if how != "overwrite":
+        raise UsageError(f"{target} exists: somebody else has written it meanwhile")
     calls.rename(target, replaced)
     try:
         calls.rename(whole, target)
@@ -149,6 +164,12 @@ def _local(spark: Any, path: str) -> str:
     if scheme is not None and scheme[1].lower() != "file":
         raise UnsupportedError(f"{path} is not a local path, and only Spark writes to others")
     plain = path if scheme is None else re.sub(r"^file:(//)?", "", path, flags=re.IGNORECASE)
+    if not plain.strip() or "\0" in plain:
+        raise UsageError(f"{path!r} is no path")
+    if not os.path.isabs(plain) and is_classic(spark):  # to Spark it is relative to its JVM's directory
+        plain = os.path.join(str(spark._jvm.java.lang.System.getProperty("user.dir")), plain)
+    if scheme is not None and not os.path.isabs(plain):
+        raise UsageError(f"{path} is no absolute path")
     return calls.realpath(plain)  # write to the target of a link, and leave the link
 
 

@@ -34,6 +34,7 @@ from sortshuffle.spark.operators import rows as row_operators
 from sortshuffle.spark.operators.expressions import (
     Alias,
     Star,
+    check_spelling,
     column_name,
     name_of,
     node_of,
@@ -156,7 +157,10 @@ class ShuffleFrame(TwoSidedFrame):
                 positions += range(len(self.columns))
                 names += self.columns
                 continue
-            positions.append(self._position(name_of(node.child if isinstance(node, Alias) else node, col)))
+            name = name_of(node.child if isinstance(node, Alias) else node, col)
+            positions.append(self._position(name))
+            if not isinstance(node, Alias):
+                check_spelling([name], positions[-1:], self.columns)
             names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
         return positions, names
 
@@ -409,6 +413,12 @@ class ShuffleFrame(TwoSidedFrame):
         with own_errors():
             return sum(row.rows for row in counts.collect())
 
+    def take(self, num: int) -> list[Any]:
+        """Return the first ``num`` rows, computing as few partitions as needed, like `DataFrame.take`."""
+        with own_errors():
+            rows: list[Any] = self._as_plain().take(num)
+            return rows
+
     @property
     def write(self) -> DataFrameWriter:
         """A writer of the rows. Parquet files are written by the Python workers if the rows are there."""
@@ -480,11 +490,17 @@ class ShuffleFrame(TwoSidedFrame):
         it is no DataFrame."""
         if not isinstance(other, DataFrame):
             raise UsageError(f"{operator}() takes a DataFrame, not {type(other).__name__}")
+        if other._is_observed if isinstance(other, ShuffleFrame) else self._has_observation(other):
+            raise UnsupportedError("Spark reports what observe() asks for only of plans that it runs itself")
         frame = other if isinstance(other, ShuffleFrame) else self._of_plain(other, self.sparkSession)
         taken = frame._taken(operator)
         if taken is not frame and self._has_broadcast_hint(other):
             taken = taken._derive(replace(taken._rows, broadcast=True))
         return taken
+
+    def _has_observation(self, other: DataFrame) -> bool:
+        """Return whether the plan of an ordinary DataFrame has an observation."""
+        return False  # over Spark Connect that is not known
 
     def _has_broadcast_hint(self, other: DataFrame) -> bool:
         """Return whether a frame of Spark's side was marked by PySpark's `broadcast`."""

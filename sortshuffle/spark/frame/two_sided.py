@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 
 from sortshuffle.errors import OptionError, UnsupportedError, UsageError
 from sortshuffle.spark.operators.catalyst import tree_of
@@ -76,6 +77,7 @@ class TwoSidedFrame(DataFrame):
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
     _runs: list[int]  # numbers of the result stages
+    _lock: threading.RLock  # of `_plain`, the shadow and `_when_taken`; taken before the locks of sources
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(cls)  # the parent's would make an ordinary DataFrame
@@ -91,6 +93,9 @@ class TwoSidedFrame(DataFrame):
     def _with_ids(self, plain: DataFrame, shadow: DataFrame) -> DataFrame:
         """Return ``plain`` with the column ids and qualifiers of ``shadow``."""
 
+    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
+        """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``."""
+
     def _groups_of(self, shadow: DataFrame, sources: Sequence[TwoSidedFrame]) -> Any:
         """Return what `_with_ids` needs to know of the shadow's columns. ``sources``: the frames of the call
         that made it."""
@@ -103,7 +108,7 @@ class TwoSidedFrame(DataFrame):
         """Return a frame of Python's side."""
         frame = cls._without_rows(session)
         frame._own_rows = rows
-        frame._runs = []
+        frame._runs, frame._lock = [], threading.RLock()
         return frame
 
     @classmethod
@@ -111,7 +116,7 @@ class TwoSidedFrame(DataFrame):
         """Return a frame of Spark's side."""
         frame = cls._without_rows(session)
         frame._plain = plain
-        frame._runs = []
+        frame._runs, frame._lock = [], threading.RLock()
         return frame
 
     def _derive(self: Frame, rows: Rows, *others: TwoSidedFrame) -> Frame:
@@ -162,17 +167,18 @@ class TwoSidedFrame(DataFrame):
     def _remembered(self) -> TwoSidedFrame | None:
         """Return the same rows, made in Python by the calls that this frame remembers; None if Python refuses
         one, or if there are none. All frames derived from the result share its exchange."""
-        if self._when_taken is None or self._is_kept:
-            return None
-        try:
-            frame = self._when_taken()
-        except OptionError:
-            raise
-        except UsageError:
-            self._when_taken = None
-            return None
-        self._when_taken = lambda: frame
-        return frame
+        with self._lock:
+            if self._when_taken is None or self._is_kept:
+                return None
+            try:
+                frame = self._when_taken()
+            except OptionError:
+                raise
+            except UsageError:
+                self._when_taken = None
+                return None
+            self._when_taken = lambda: frame
+            return frame
 
     def _taken_by_function(self: Frame, operator: str) -> Frame:
         """Return `_taken`, for a function that the user did not ask to run on this package.
@@ -197,19 +203,14 @@ class TwoSidedFrame(DataFrame):
 
     def _as_plain(self) -> DataFrame:
         """Return the rows as an ordinary DataFrame. On Python's side the first call plans the stage."""
-        if self._plain is None:
-            planned = self._planned()
-            if self._may_be_referred_to():
-                planned = self._with_ids(planned, self._shadow())
-            self._plain = planned
-        return self._plain
-
-    def _may_be_referred_to(self) -> bool:
-        """Return whether somebody may hold a column that must resolve in this frame: a column of this frame,
-        or of a frame that this one was derived from."""
-        if self._made_shadow is not None:
-            return True
-        return any(each._plain is not None or each._may_be_referred_to() for each in self._sources)
+        with self._lock:
+            if self._plain is None:
+                planned = self._planned()
+                if self._made_shadow is not None or self._make_shadow is not None:
+                    # columns of this frame, and of those that it was derived from, must resolve in it
+                    planned = self._with_ids(planned, self._shadow())
+                self._plain = planned
+            return self._plain
 
     def _planned(self) -> DataFrame:
         rows = self._own_rows
@@ -227,13 +228,14 @@ class TwoSidedFrame(DataFrame):
 
     def _shadow(self) -> DataFrame:
         """Return the DataFrame that has this frame's columns, for Spark's analysis."""
-        if self._plain is not None:
-            return self._plain
-        if self._made_shadow is None:
-            shadow = self._new_shadow() if self._make_shadow is None else self._make_shadow()
-            self._set_shadow(shadow, *self._sources)
-        assert self._made_shadow is not None
-        return self._made_shadow
+        with self._lock:
+            if self._plain is not None:
+                return self._plain
+            if self._made_shadow is None:
+                shadow = self._new_shadow() if self._make_shadow is None else self._make_shadow()
+                self._set_shadow(shadow, *self._sources)
+            assert self._made_shadow is not None
+            return self._made_shadow
 
     def _set_shadow(self, shadow: DataFrame, *sources: TwoSidedFrame) -> None:
         """Set the shadow, which Spark made in a call on the shadows of ``sources``."""
@@ -311,17 +313,21 @@ def _operator(method: Method, *, exchanges: bool) -> Method:
 
     @functools.wraps(method)
     def call(self: TwoSidedFrame, *args: Any, **kwargs: Any) -> Any:
+        # copied, because the call may be made again later: by the shadow, or when Python takes the rows
+        args, kwargs = tuple(map(_copied, args)), {key: _copied(value) for key, value in kwargs.items()}
         if has_arrow(args, kwargs):  # PySpark does not know Arrow's expressions
             return method(self._taken(name), *args, **kwargs)
         by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
         if self._own_rows is None:
             result = by_spark()
-            if exchanges or self._when_taken is not None:
-                result._when_taken = lambda: method(self._taken(name), *args, **kwargs)
+            if exchanges or (self._when_taken is not None and name in _ROW_BY_ROW):
+                result._when_taken = lambda: _checked(method, self._taken(name), args, kwargs)
             return result
         shadow = functools.partial(_shadow_of_call, self, name, args, kwargs)
         sources = (self, *_frames_in([*args, *kwargs.values()]))
-        return attempt(self, name, lambda frame: method(frame, *args, **kwargs), by_spark, shadow, sources)
+        return attempt(
+            self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow, sources
+        )
 
     return cast(Method, call)
 
@@ -355,6 +361,8 @@ def attempt(
     except OptionError:
         raise
     except UsageError as refusal:
+        if shadow is not None and frame._own_rows is not None:
+            shadow()  # a wrong call fails here, before Spark plans the rows
         result = by_spark()
         if isinstance(result, TwoSidedFrame) and frame._own_rows is not None:
             result._cross(operator, "Spark", str(refusal))
@@ -366,6 +374,37 @@ def attempt(
         if crossing not in frame._crossings:
             _log.info("%s", crossing.describe())
     return result
+
+
+# Operators whose result has the same rows on both sides, whatever exchange comes before them
+_ROW_BY_ROW = frozenset(("select", "selectExpr", "filter", "drop", "withColumn", "withColumns", "alias", "hint"))
+_ROW_BY_ROW |= {"withColumnRenamed", "withColumnsRenamed"}
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a list or a dict, and anything else as it is."""
+    if isinstance(value, list):
+        return list(value)
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _checked(
+    method: Callable[..., Any], frame: TwoSidedFrame, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call an operator of Python's side, which looks columns up by name, after `_check_columns`."""
+    values = [*args, *kwargs.values()]
+    frame._check_columns(list(_columns_in(values)), list(_frames_in(values)))
+    return method(frame, *args, **kwargs)
+
+
+def _columns_in(values: Iterable[Any]) -> Iterator[Column]:
+    for value in values:
+        if isinstance(value, Column):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _columns_in(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _columns_in(value)
 
 
 def has_arrow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

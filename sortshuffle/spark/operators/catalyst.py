@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
@@ -108,7 +108,10 @@ def analysed_step(df: DataFrame, result: DataFrame) -> AnalysedStep | None:
     DataFrames are those of Spark Connect."""
     if getattr(result, "_jdf", None) is None:
         return None
-    before, after = (each._jdf.queryExecution().analyzed() for each in (df, result))
+    try:
+        before, after = (each._jdf.queryExecution().analyzed() for each in (df, result))
+    except AnalysisException:  # a subquery that refers to columns outside of it is analysed with them
+        return None
     name = after.nodeName()
     if name not in ("Filter", "Project") or not after.child().equals(before):
         return None

@@ -13,7 +13,7 @@ Only Columns of a classic session need a running Spark.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
@@ -168,7 +168,7 @@ def _classic(node: Any) -> Node:
     if kind == "UnresolvedFunction" and not node.isUserDefinedFunction():
         arguments = tuple(map(_classic, _items(node.arguments())))
         return Call(_function(node.functionName()), arguments, node.isDistinct())
-    if kind == "Alias" and node.name().length() == 1:
+    if kind == "Alias" and node.name().length() == 1 and node.metadata().isEmpty():
         return Alias(_classic(node.child()), node.name().apply(0))
     if kind == "SortOrder":
         descending = _class_of(node.sortDirection()) == "Descending$"
@@ -232,6 +232,14 @@ def resolve(name: str, schema: st.StructType, case_sensitive: bool) -> int:
     return positions[0]
 
 
+def check_spelling(names: Iterable[str], positions: Iterable[int], columns: Sequence[str]) -> None:
+    """Raise `ColumnError` if a name differs from the column that it means, in case: a result of Spark's then
+    has the name as it was written."""
+    for name, position in zip(names, positions, strict=True):
+        if _name_parts(name)[-1] != columns[position]:
+            raise ColumnError(f"{name} is written {columns[position]} in the frame")
+
+
 def positions_to_drop(column: str | Column, schema: st.StructType, case_sensitive: bool) -> list[int]:
     """Return the positions of the columns that `DataFrame.drop` drops; none if there is no such column.
 
@@ -242,7 +250,9 @@ def positions_to_drop(column: str | Column, schema: st.StructType, case_sensitiv
         return _positions(column, schema.names, case_sensitive)
     reference = column_name(column)
     parts = _name_parts(reference)
-    if len(parts) > 1 or not _positions(parts[0], schema.names, case_sensitive):
+    if len(parts) > 1:
+        raise ColumnError(f"{reference} may be a column of a frame with a name, which only Spark knows")
+    if not _positions(parts[0], schema.names, case_sensitive):
         return []
     return [resolve(reference, schema, case_sensitive)]
 
