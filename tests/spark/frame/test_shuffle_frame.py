@@ -306,6 +306,13 @@ def test_filter_drops_false_and_null_as_a_where_does(typed: DataFrame) -> None:
 # --- results --------------------------------------------------------------------------------------------
 
 
+def test_columns_from_before_a_filter_can_be_used_behind_it(numbers: DataFrame) -> None:
+    before = sortshuffle.frame(numbers).repartition(3, "k")
+    behind = before.filter(pc.field("id") > 900)
+    ours = behind.where(before.id % 2 == 0).select((before.id + behind.id).alias("twice"))
+    assert sorted(row.twice for row in ours.collect()) == [2 * id for id in range(902, 1000, 2)]
+
+
 def test_every_way_to_the_rows_gives_what_it_gives_for_a_dataframe(typed: DataFrame) -> None:
     ours = sortshuffle.frame(typed).repartition(1, "id")
     plain = typed.repartition(1, "id")
