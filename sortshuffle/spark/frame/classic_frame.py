@@ -80,6 +80,10 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         plan = _analysed(plain)
         columns = [plan.output().apply(at) for at in range(plan.output().length())]
         wanted, ids = _analysed(shadow).output(), _ids(_analysed(shadow))
+        if not ids:
+            return plain
+        if ids == _ids(plan):
+            return shadow  # made of the same DataFrame, for which the plan below would get other ids
         groups = self._column_groups or {}
         # a node for each group, because Spark renews the ids of all columns that are made in one node
         for group in dict.fromkeys(groups.get(number, number) for number in ids):

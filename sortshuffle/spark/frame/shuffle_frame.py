@@ -193,7 +193,11 @@ class ShuffleFrame(TwoSidedFrame):
     def _with_columns(self, new: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
         if not any(isinstance(column, pc.Expression) for column in new.values()):
             return self._project("withColumns", new)
-        return self._apply(columns.with_columns, new)
+        frame = self._apply(columns.with_columns, new)
+        # Spark does not know Arrow's expressions, but their types
+        types = {name: sf.lit(None).cast(frame.schema[name].dataType) for name in new}
+        frame._make_shadow, frame._sources = lambda: self._shadow().withColumns(types), (self,)
+        return frame
 
     @in_python
     def withColumnRenamed(self, existing: str, new: str) -> ShuffleFrame:

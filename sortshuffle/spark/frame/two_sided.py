@@ -377,8 +377,8 @@ def attempt(
 
 
 # Operators whose result has the same rows on both sides, whatever exchange comes before them
-_ROW_BY_ROW = frozenset(("select", "selectExpr", "filter", "drop", "withColumn", "withColumns", "alias", "hint"))
-_ROW_BY_ROW |= {"withColumnRenamed", "withColumnsRenamed"}
+_ROW_BY_ROW = frozenset(("select", "selectExpr", "filter", "drop", "alias", "hint"))
+_ROW_BY_ROW |= {"withColumn", "withColumns", "withColumnRenamed", "withColumnsRenamed"}
 
 
 def _copied(value: Any) -> Any:

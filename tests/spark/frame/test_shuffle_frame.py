@@ -313,6 +313,16 @@ def test_columns_from_before_a_filter_can_be_used_behind_it(numbers: DataFrame) 
     assert sorted(row.twice for row in ours.collect()) == [2 * id for id in range(902, 1000, 2)]
 
 
+def test_columns_of_a_source_keep_their_ids_when_spark_takes_the_rows(numbers: DataFrame) -> None:
+    """The frames that come from it have them already, in their shadows."""
+    for frame in (sortshuffle.frame(numbers), sortshuffle.frame(numbers).alias("a")):
+        placed, before = frame.repartition(3, "k"), frame.k
+        assert placed.where(before == 1).count() == 143
+        assert frame.where(frame.k == 1).count() == 143
+        for column in (before, frame.k, frame["k"]):
+            assert placed.where(column == 1).count() == 143
+
+
 def test_every_way_to_the_rows_gives_what_it_gives_for_a_dataframe(typed: DataFrame) -> None:
     ours = sortshuffle.frame(typed).repartition(1, "id")
     plain = typed.repartition(1, "id")
