@@ -166,10 +166,10 @@ def _local(spark: Any, path: str) -> str:
     plain = path if scheme is None else re.sub(r"^file:(//)?", "", path, flags=re.IGNORECASE)
     if not plain.strip() or "\0" in plain:
         raise UsageError(f"{path!r} is no path")
-    if not os.path.isabs(plain) and is_classic(spark):  # to Spark it is relative to its JVM's directory
-        plain = os.path.join(str(spark._jvm.java.lang.System.getProperty("user.dir")), plain)
     if scheme is not None and not os.path.isabs(plain):
         raise UsageError(f"{path} is no absolute path")
+    if not os.path.isabs(plain) and is_classic(spark):  # to Spark it is relative to its JVM's directory
+        plain = os.path.join(str(spark._jvm.java.lang.System.getProperty("user.dir")), plain)
     return calls.realpath(plain)  # write to the target of a link, and leave the link
 
 

@@ -181,6 +181,8 @@ class ShuffleFrame(TwoSidedFrame):
     def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
         """Add a column, like `DataFrame.withColumn`, or replace the column of this name. The value is one of
         Spark's expressions, or an Arrow expression such as ``pyarrow.compute.field("k") + 1``."""
+        if not isinstance(col, Column | pc.Expression):
+            raise UsageError(f"withColumn() takes a Column, not {type(col).__name__}")
         return self._with_columns({colName: col})
 
     @in_python
@@ -416,6 +418,12 @@ class ShuffleFrame(TwoSidedFrame):
         counts = plan_stage(chain, self._new_run(), CountRows(), "rows long")
         with own_errors():
             return sum(row.rows for row in counts.collect())
+
+    def collect(self) -> list[Any]:
+        """Return all rows, as Spark's Row objects."""
+        with own_errors():
+            rows: list[Any] = self._as_plain().collect()
+            return rows
 
     def take(self, num: int) -> list[Any]:
         """Return the first ``num`` rows, computing as few partitions as needed, like `DataFrame.take`."""

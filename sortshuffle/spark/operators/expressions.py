@@ -66,7 +66,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """``child`` under another name. The name is a single one, even if it contains dots."""
+    """``child`` under another name, without metadata. The name is a single one, even if it contains dots."""
 
     child: Node
     name: str
@@ -199,7 +199,7 @@ def _connect(node: Any) -> Node:
         return Literal(node._value)
     if kind == "UnresolvedFunction":
         return Call(_function(node._name), tuple(map(_connect, node._args)), node._is_distinct)
-    if kind == "ColumnAlias" and len(node._alias) == 1:
+    if kind == "ColumnAlias" and len(node._alias) == 1 and node._metadata is None:
         return Alias(_connect(node._child), node._alias[0])
     if kind == "SortOrder":
         return Sorted(_connect(node._child), not node._ascending, not node._nullsFirst)

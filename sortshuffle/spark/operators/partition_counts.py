@@ -12,6 +12,7 @@ import math
 
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.plan.estimated_sizes import estimated_size
+from sortshuffle.spark.session.requirements import is_classic
 
 BYTES = 256 << 10
 """Estimated bytes of a partition. Spark aims at 1 MiB or more. Estimates ignore what functions add: where
@@ -25,8 +26,8 @@ def default_partitions(*inputs: Rows) -> int:
     """Return the number of partitions into which the rows of these inputs are exchanged together."""
     context = inputs[0].context
     most = context.shuffle_partitions()
-    if not context.adaptive:
-        return most
+    if not context.adaptive or not is_classic(context.spark):
+        return most  # over Spark Connect sizes are not known
     sizes = [estimated_size(rows.chain) for rows in inputs]
     if any(size is None for size in sizes):
         return most

@@ -6,19 +6,24 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import (
     DataFrame,
     DataFrameNaFunctions,
     DataFrameStatFunctions,
     DataFrameWriter,
     GroupedData,
+    Observation,
     PandasCogroupedOps,
+    Row,
     SparkSession,
 )
 from pyspark.sql import functions as sf
@@ -26,6 +31,7 @@ from pyspark.sql.classic import dataframe as classic
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
+from sortshuffle.errors import UsageError
 from sortshuffle.spark.frame.classic_frame import ClassicFrame
 from sortshuffle.spark.frame.frame_writer import FrameWriter
 from sortshuffle.spark.frame.grouped_frame import CoGroupedFrame, GroupedFrame
@@ -201,3 +207,128 @@ def test_kept_rows_are_computed_once(job: SparkSession) -> None:
         assert counted.value == 10
     finally:
         frame.unpersist()
+
+
+# ---- calls on which a frame once gave other rows than Spark -----------------------------------------------
+
+Sides = Callable[[DataFrame, DataFrame], Any]
+
+CALLS: dict[str, Sides] = {
+    "the right key of a left join": lambda a, b: a.join(b, "id", "left").select(b.id),
+    "a count of the right key": lambda a, b: a.join(b, "id", "left").groupBy("id").agg(sf.count(b.id)),
+    "an anti join by nulls": lambda a, b: a.join(b, "id", "left").filter(b.id.isNull()),
+    "a drop of the right key": lambda a, b: a.join(b, "id").drop(b.id),
+    "a drop of a column that was renamed": lambda a, b: a.select(a.id.alias("k"), a.k.alias("id")).drop(a.id),
+    "a drop by a qualified name": lambda a, b: a.alias("a").drop(sf.col("a.k")),
+    "a name in another case": lambda a, b: a.select("K"),
+    "a key in another case": lambda a, b: a.groupBy("K").count(),
+    "metadata": lambda a, b: a.select(a.k.alias("x", metadata={"unit": "s"})),
+    "a column of a frame before one that ran": lambda a, b: ran(a.select("id", "k")).filter(a.k == 1),
+    "a column before an exchange that ran": lambda a, b: ran(a.repartition(3, "k")).where(a.k == 1),
+    "a comparison with its own filter": lambda a, b: (
+        (c := a.filter(a.id > 3)) and a.join(c, (a.k == c.k) & (a.id < c.id))
+    ),
+}
+
+
+def ran(frame: DataFrame) -> DataFrame:
+    frame.collect()
+    return frame
+
+
+def outcome(call: Sides, session: SparkSession) -> Any:
+    """Return the schema and the rows that a call gives, or the class and condition of its error."""
+    a, b = (
+        session.range(count).selectExpr("id", f"id % {keys} as k").mapInArrow(same, "id long, k long")
+        for count, keys in ((10, 3), (5, 2))
+    )
+    try:
+        frame = call(a, b)
+        return frame.schema, [field.metadata for field in frame.schema], sorted(map(str, frame.collect()))
+    except PySparkException as error:
+        return type(error), error.getCondition()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_call_gives_what_pyspark_gives(job: SparkSession, spark: SparkSession, call: Sides) -> None:
+    assert outcome(call, job) == outcome(call, spark)
+
+
+def test_a_column_of_another_frame_is_not_looked_up_by_name(job: SparkSession) -> None:
+    rows = job.range(9).selectExpr("id", "8 - id as k").mapInArrow(same, "id long, k long")
+    swapped = rows.select(rows.id.alias("k"), rows.k.alias("id"))
+    with pytest.raises(AnalysisException, match="MISSING_ATTRIBUTES"):
+        swapped.sort(rows.id).collect()
+
+
+def test_arguments_that_change_after_a_call_do_not_change_it(job: SparkSession) -> None:
+    names = ["k"]
+    frame = job.range(9).selectExpr("id", "id % 3 as k").repartition(3, "k").dropDuplicates(names)
+    names.append("id")
+    assert frame.count() == frame.mapInArrow(same, "id long, k long").count() == 3
+
+
+def test_a_sample_is_one_set_of_rows_on_both_sides(job: SparkSession) -> None:
+    frame = job.range(100).repartition(3, "id").sample(0.5, seed=3)
+    assert sorted(frame.collect()) == sorted(frame.mapInArrow(same, "id long").collect())
+
+
+def test_threads_share_a_frame(job: SparkSession) -> None:
+    frame = job.range(20).mapInArrow(same, "id long")
+    with ThreadPoolExecutor(4) as threads:
+        columns = list(threads.map(lambda _: frame.id, range(8)))
+    assert [frame.filter(column == 3).count() for column in columns] == [1] * 8
+
+
+def test_a_written_path_is_forgotten_by_the_cache(job: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "numbers")
+    job.range(3).write.parquet(path)
+    kept = job.read.parquet(path).cache()
+    try:
+        assert kept.count() == 3
+        job.range(3).mapInArrow(same, "id long").write.mode("append").parquet(path)
+        assert (kept.count(), job.read.parquet(path).count()) == (6, 6)
+    finally:
+        kept.unpersist()
+
+
+@pytest.mark.parametrize("path", ["", "file:", "file:relative"])
+def test_a_path_that_is_none_destroys_nothing(
+    job: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / "mine").write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((PySparkException, UsageError)):
+        job.range(3).mapInArrow(same, "id long").write.mode("overwrite").parquet(path)
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_target_that_appears_while_the_job_runs_is_left(job: SparkSession, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def meanwhile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        target.mkdir(exist_ok=True)
+        (target / "theirs").write_text("kept")
+        yield from batches
+
+    with pytest.raises(UsageError, match="somebody else has written it meanwhile"):
+        job.range(3).mapInArrow(meanwhile, "id long").write.parquet(str(target))
+    assert [path.name for path in target.iterdir()] == ["theirs"]
+
+
+def test_the_first_row_needs_one_partition(job: SparkSession, tmp_path: Path) -> None:
+    def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            (tmp_path / str(batch["id"][0])).touch()
+            yield batch
+
+    assert job.range(0, 20, 1, 20).mapInArrow(mark, "id long").take(1) == [Row(id=0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize("kind", ["ours", "plain"])
+def test_an_observed_side_of_a_join_is_sparks(job: SparkSession, spark: SparkSession, kind: str) -> None:
+    observation = Observation()
+    other = (job if kind == "ours" else spark).range(10).observe(observation, sf.max("id").alias("most"))
+    assert job.range(20).mapInArrow(same, "id long").join(other, "id").count() == 10
+    assert observation.get == {"most": 9}

@@ -268,7 +268,7 @@ def test_select_takes_names_references_and_all_columns(numbers: DataFrame) -> No
 
 
 def test_select_has_the_names_and_the_schema_that_spark_gives(numbers: DataFrame) -> None:
-    assert sortshuffle.frame(numbers).select("S", "ID").columns == numbers.select("s", "id").columns
+    assert sortshuffle.frame(numbers).select("S", "ID").columns == numbers.select("S", "ID").columns
     assert sortshuffle.frame(numbers).select("s", "id").schema == numbers.select("s", "id").schema
 
 

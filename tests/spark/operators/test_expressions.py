@@ -56,7 +56,7 @@ def expressions(f: Any) -> dict[str, tuple[Any, Node]]:
         "arguments": (f.first("k", True), Call("first", (K, Literal(True)))),
         "two columns": (f.min_by("k", s), Call("min_by", (K, S))),
         "nested": (f.sum(k + 1).alias("a.b"), Alias(Call("sum", (Call("+", (K, Literal(1))),)), "a.b")),
-        "renamed": (k.alias("x", metadata={"m": 1}), Alias(K, "x")),
+        "renamed": (k.alias("x"), Alias(K, "x")),
         "two names": (f.explode(f.create_map("k", "s")).alias("x", "y"), None),
         "equal": (k == 1, is_one),
         "not equal": (k != 1, Call("!", (is_one,))),

@@ -249,6 +249,7 @@ print(read is sortshuffle.read, InputGate.__module__)
         "read function",
         "register function",
         "serve function",
+        "session function",
         "True sortshuffle.reading.gate",
     ]
 
