@@ -1,8 +1,9 @@
 """`calls`: what the driver takes to make frames, before anything runs, against PySpark's own methods.
 
 Each call is made of a new DataFrame, on both sides in turn, in one warm session. The figures are medians, in
-milliseconds, and the number of calls of the JVM through Py4J. The aim: to wrap a DataFrame, to read its
-schema and to call one method takes at most `AIM` ms more than PySpark takes for the same.
+milliseconds, and the number of calls of the JVM through Py4J. The aims: to wrap a DataFrame, to read its
+schema and to call one method takes at most `AIM` ms more than PySpark takes for the same; a call in a session
+of `sortshuffle.session`, without Python functions, at most `SESSION_AIM` ms more.
 """
 
 from __future__ import annotations
@@ -18,34 +19,41 @@ from typing import Any
 from exchange import session
 from harness import record
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import sortshuffle
 
-AIM = 1.0  # ms
-TIMES, WARM_UP = 300, 100  # of each side
+AIM, SESSION_AIM = 1.0, 0.2  # ms
+# The JVM compiles while it warms up: `filter` took 1.0, 0.85 and 0.6 ms more after 100, 300 and 1000 calls
+TIMES, WARM_UP = 300, 300  # of each side
+COLUMNS = ("id % 7 as k", "id as v", "id + 0.5D as d", "string(id) as s")
 SCHEMA = "k long, v long, d double, s string"
 FORGET = "m\n"  # Py4J's commands that drop objects, at times of their own
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """``ours``, ``theirs``: the same calls of a frame and of its DataFrame."""
+    """``ours``, ``theirs``: the same calls on both sides, ``count`` of them."""
 
     name: str
     ours: Callable[[DataFrame], Any]
     theirs: Callable[[DataFrame], Any]
+    count: int = 1
 
 
 @dataclass(slots=True)
 class Figures:
-    """``seconds`` of each time. ``sent``: the calls of the JVM in the last one."""
+    """``count``: of the calls that are timed together. ``seconds`` of each time. ``sent``: the calls of the
+    JVM in the last one."""
 
+    count: int
     seconds: list[float] = field(default_factory=list)
     sent: int = 0
 
     @property
     def milliseconds(self) -> float:
-        return round(median(self.seconds) * 1e3, 3)
+        """Of one call."""
+        return round(median(self.seconds) * 1e3 / self.count, 3)
 
 
 def _batches(batches: Any) -> Any:
@@ -66,8 +74,14 @@ def _wrapped(name: str, call: Callable[[Any], Any]) -> Calls:
     return Calls(name, ours, lambda df: (df.schema, call(df)))
 
 
+def _attributes(df: DataFrame) -> Any:
+    return df.columns, df.dtypes, df.schema
+
+
 CALLS = [
     _wrapped("schema", lambda rows: None),
+    _wrapped("schema, filter(k > 1)", lambda rows: rows.filter(rows.k > 1)),
+    _wrapped('schema, withColumn("w", v)', lambda rows: rows.withColumn("w", rows.v)),
     _wrapped('schema, repartition(8, "k")', lambda rows: rows.repartition(8, "k")),
     _wrapped('schema, repartition("k")', lambda rows: rows.repartition("k")),
     _wrapped("schema, mapInArrow", lambda rows: rows.mapInArrow(_batches, SCHEMA)),
@@ -86,23 +100,52 @@ CALLS = [
 ]
 
 
+def _small_calls(df: DataFrame) -> DataFrame:
+    rows = df.filter("k > 1").withColumn("w", sf.col("v") * 2).select("k", "w", "s")
+    return rows.withColumnRenamed("w", "v").drop("s").distinct().orderBy("k").limit(3)
+
+
+def _large_calls(df: DataFrame) -> DataFrame:
+    sums = df.groupBy("k").agg(sf.sum("v").alias("v"), sf.max("d").alias("d"))
+    joined = df.alias("l").join(sums.alias("r"), sf.col("l.k") == sf.col("r.k"), "left")
+    return joined.select("l.k", "r.v").union(df.select("k", "v")).repartition(8, "k")
+
+
+SESSION_CALLS = [
+    Calls("8 calls on one DataFrame", _small_calls, _small_calls, 8),
+    Calls("9 calls: groupBy, join, union", _large_calls, _large_calls, 9),
+    Calls("columns, dtypes, schema", _attributes, _attributes, 3),
+]
+"""Calls in a session of ours, and in PySpark's."""
+
+
 def main(quick: bool) -> None:
     warm_up, times = (2, 4) if quick else (WARM_UP, TIMES)
     print(f"\ncalls: ms of the driver, median of {times}, warm (calls of the JVM); aim: {AIM:g} ms more")
     spark = session("local[2]")
     try:
-        df = spark.range(1000).selectExpr("id % 7 as k", "id as v", "id + 0.5D as d", "string(id) as s")
+        df = spark.range(1000).selectExpr(*COLUMNS)
         for calls in CALLS:
-            ours, theirs = Figures(), Figures()
-            for number in range(warm_up + times):
-                for run, figures in ((calls.ours, ours), (calls.theirs, theirs)):
-                    _once(spark, run, df.select("*"), figures)
-                if number + 1 == warm_up:
-                    ours.seconds.clear()
-                    theirs.seconds.clear()
-            _tell(calls.name, ours, theirs)
+            _compare(calls, df, df, warm_up, times)
+        frame = sortshuffle.session(spark).range(1000).selectExpr(*COLUMNS)
+        print(f"  in a session of ours, without Python functions, a call; aim: {SESSION_AIM:g} ms more")
+        for calls in SESSION_CALLS:
+            _compare(calls, frame, df, warm_up, times)
     finally:
         spark.stop()
+
+
+def _compare(calls: Calls, own: DataFrame, plain: DataFrame, warm_up: int, times: int) -> None:
+    """Make the calls on new DataFrames: of ``own`` on our side, of ``plain`` on the other."""
+    ours, theirs = Figures(calls.count), Figures(calls.count)
+    sides = ((calls.ours, own, ours), (calls.theirs, plain, theirs))
+    for number in range(warm_up + times):
+        for run, source, figures in sides:
+            _once(plain.sparkSession, run, source.select("*"), figures)
+        if number + 1 == warm_up:
+            ours.seconds.clear()
+            theirs.seconds.clear()
+    _tell(calls.name, ours, theirs)
 
 
 def _once(spark: SparkSession, run: Callable[[DataFrame], Any], df: DataFrame, figures: Figures) -> None:

@@ -52,4 +52,4 @@ class Case:
     @property
     def quick_setup(self) -> Setup:
         """Of the sessions that run it tiny."""
-        return replace(QUICK_SETUP, door=self.setup.door)
+        return replace(QUICK_SETUP, door=self.setup.door, against=self.setup.against)

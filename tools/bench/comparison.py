@@ -9,7 +9,7 @@ from functools import partial
 from cases import QUICK_EFFORT, Case
 from report import Row, compared, print_queries, print_steps, print_table, record_case, start_facts
 from rounds import measure
-from sides import BenchError, started
+from sides import SPARK, BenchError, started
 
 Step = Callable[[], list[Row]]
 """What makes some lines of the table. Raises `BenchError`."""
@@ -17,7 +17,8 @@ Step = Callable[[], list[Row]]
 
 def run_cases(suite: str, cases: Sequence[Case], quick: bool, ours_off: bool = False) -> list[str]:
     """Compare the two sides in these cases; what failed."""
-    return run_steps(suite, comparisons(suite, cases, quick, ours_off), quick, ours_off)
+    other = cases[0].setup.other if cases else SPARK
+    return run_steps(suite, comparisons(suite, cases, quick, ours_off), quick, ours_off, other)
 
 
 def comparisons(suite: str, cases: Sequence[Case], quick: bool, ours_off: bool) -> list[tuple[str, Step]]:
@@ -27,9 +28,11 @@ def comparisons(suite: str, cases: Sequence[Case], quick: bool, ours_off: bool) 
     return [("quick", partial(_compare_quickly, suite, plain, ours_off))] if plain else []
 
 
-def run_steps(suite: str, steps: Sequence[tuple[str, Step]], quick: bool, ours_off: bool) -> list[str]:
-    """Take them one behind the other, and print the table. One that fails does not stop the others; what
-    failed."""
+def run_steps(
+    suite: str, steps: Sequence[tuple[str, Step]], quick: bool, ours_off: bool, other: str = SPARK
+) -> list[str]:
+    """Take them one behind the other, and print the table, in which the other side has the name ``other``.
+    One that fails does not stop the others; what failed."""
     rows: list[Row] = []
     failed: list[str] = []
     for name, step in steps:
@@ -39,7 +42,7 @@ def run_steps(suite: str, steps: Sequence[tuple[str, Step]], quick: bool, ours_o
             print(f"{name} failed: {error}", file=sys.stderr)
             failed.append(f"{suite} {name}")
     if not quick:
-        print_table(suite, rows, ours_off)
+        print_table(suite, rows, other, ours_off)
     return failed
 
 

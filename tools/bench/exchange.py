@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from pyspark.sql import SparkSession
-from python_jobs import SUMS, total
+from systems.contestants.consumers import SUMS, totals
 
 import sortshuffle
 from sortshuffle.spark.session.requirements import address_this_host
@@ -37,7 +37,7 @@ def session(master: str, **settings: str) -> SparkSession:
 
 
 def ours(spark: SparkSession, files: list[str]) -> sortshuffle.ShuffleFrame:
-    return sortshuffle.read(spark).parquet(*files).repartition(PARTITIONS, "k").mapInArrow(total, SUMS)
+    return sortshuffle.read(spark).parquet(*files).repartition(PARTITIONS, "k").mapInArrow(totals, SUMS)
 
 
 def checked(sums: list[Any], rows: int) -> tuple[int, int]:

@@ -15,7 +15,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+from watching import watching
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results.jsonl"
@@ -71,22 +71,15 @@ def peak_memory() -> Iterator[list[int]]:
     In a Spark case those are the workers; the JVM and the driver's own process are left out if there are
     workers.
     """
-    peak, stop = [0], threading.Event()
+    peak, own = [0], psutil.Process()
 
-    def watch() -> None:
-        own = psutil.Process()
-        while not stop.wait(SAMPLE_SECONDS):
-            workers = [p for p in own.children(recursive=True) if _is_worker(p)]
-            for process in workers or [own]:
-                peak[0] = max(peak[0], _resident(process))
+    def look() -> None:
+        workers = [p for p in own.children(recursive=True) if _is_worker(p)]
+        for process in workers or [own]:
+            peak[0] = max(peak[0], _resident(process))
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    with watching(look, SAMPLE_SECONDS):
         yield peak
-    finally:
-        stop.set()
-        watcher.join()
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -49,6 +49,7 @@ SUITES = {
     "sort": python_cases.SORT,
     "rdd": python_cases.RDD,
     "tpch": python_cases.TPCH,
+    "sessions": python_cases.SESSIONS,
 }
 NAMES = {suite: [case.name for case in cases] for suite, cases in SUITES.items()} | {
     manager.SUITE: manager.NAMES

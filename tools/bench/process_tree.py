@@ -26,11 +26,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from watching import watching
 
 MARKER = "SORTSHUFFLE_BENCH_SIDE"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -131,33 +132,21 @@ class Peaks:
 
     most: list[Counter[str]]
     looks: int = 1
-    failures: list[BaseException] = field(default_factory=list)
 
 
 @contextmanager
 def peak_memory(trees: list[ProcessTree]) -> Iterator[Peaks]:
     """The peaks of all sides while the block runs; looked at every `MEMORY_INTERVAL`. Raises what looking
     raised, when the block has ended."""
-    peaks, stop = Peaks([tree.memory() for tree in trees]), threading.Event()
+    peaks = Peaks([tree.memory() for tree in trees])
 
-    def watch() -> None:
-        try:
-            while not stop.wait(MEMORY_INTERVAL):
-                for at, tree in enumerate(trees):
-                    peaks.most[at] = max(peaks.most[at], tree.memory(), key=Counter.total)
-                peaks.looks += 1
-        except BaseException as error:
-            peaks.failures.append(error)
+    def look() -> None:
+        for at, tree in enumerate(trees):
+            peaks.most[at] = max(peaks.most[at], tree.memory(), key=Counter.total)
+        peaks.looks += 1
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    with watching(look, MEMORY_INTERVAL):
         yield peaks
-    finally:
-        stop.set()
-        watcher.join()
-    if peaks.failures:
-        raise peaks.failures[0]
 
 
 def _pids() -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sides import Door, Request, Setup
 from tpch_data import some_tables
 
 SETUP = Setup(door=Door.FRAMES)
+SESSION_SETUP = Setup(door=Door.SESSION, against=Door.FRAMES)
 PARTITIONS, QUICK_PARTITIONS = 64, 8
 ROWS_PER_FILE = 1_250_000
 QUICK_ROWS, QUICK_PAIRS, QUICK_SCALE = 200_000, 80_000, 0.05
@@ -21,7 +23,8 @@ MANY, FEW = 1_000_003, 10_007  # different keys: hardly any comes twice in a map
 SCANS = {
     "read": "sortshuffle.read against Spark's own scan",
     "python": "a scan in Python on both sides",
-    "dataframe": "Spark's own scan on both sides",
+    "wrapped": "sortshuffle.frame(spark.read.parquet(..)) against Spark's own scan",
+    "dataframe": "rows that Spark makes on both sides",
 }
 
 
@@ -50,6 +53,7 @@ def _exchange(millions: int, scan: str, wall: float | None) -> Case:
 EXCHANGE = [
     _exchange(10, "read", 1 / 3),
     _exchange(10, "python", 1 / 3),
+    _exchange(10, "wrapped", 1 / 3),
     _exchange(10, "dataframe", None),
     _exchange(40, "read", 1 / 4),
     _exchange(40, "python", 1 / 4),
@@ -103,6 +107,17 @@ TPCH = [
     _parsed("group", 0.25, "1.5 M lines, a pandas function for each of 50,000 parts"),
     _parsed("aggregate", 5.0, "30 M lines, sums and averages by supplier"),
     _parsed("join", 5.0, "30 M lines joined with 7.5 M orders, then a Python function"),
+]
+
+SESSIONS = [
+    replace(
+        case,
+        name=f"session-{case.name}",
+        about=f"{case.about}: PySpark's code in our session, against frames",
+        aim=Aim(wall=1.1),
+        setup=SESSION_SETUP,
+    )
+    for case in TPCH
 ]
 
 

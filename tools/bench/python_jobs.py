@@ -28,6 +28,7 @@ from pyspark import RDD, SparkContext, TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from sort_records import Summary, summary
+from systems.contestants.consumers import SUMS, totals
 
 import sortshuffle
 from sortshuffle.spark.parquet.scanning import BATCH_ROWS, READ_BUFFER
@@ -99,18 +100,6 @@ class _Steps:
 # ---- exchange -------------------------------------------------------------------------------------------
 
 COLUMNS = "k long, v double, w double, s string"
-SUMS = "rows long, v double, w double, letters long"
-
-
-def total(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What the consumer does: sums over its partition."""
-    rows, v, w, letters = 0, 0.0, 0.0, 0
-    for batch in batches:
-        rows += batch.num_rows
-        v += pc.sum(batch["v"]).as_py() or 0.0
-        w += pc.sum(batch["w"]).as_py() or 0.0
-        letters += pc.sum(pc.binary_length(batch["s"])).as_py() or 0
-    yield pa.RecordBatch.from_pylist([{"rows": rows, "v": v, "w": w, "letters": letters}])
 
 
 def exchange(
@@ -120,14 +109,15 @@ def exchange(
 
     * ``read``: `sortshuffle.read` on our side, Spark's own scan on the other;
     * ``python``: a Python function, on both sides;
-    * ``dataframe``: Spark's own scan, on both sides.
+    * ``wrapped``: the workers, of a DataFrame in `sortshuffle.frame`; Spark's own scan on the other side;
+    * ``dataframe``: Spark, on both sides, because it computes the key.
     """
 
     steps = _Steps()
 
     def run() -> list[Any]:
         shuffled = steps.watch(_scanned(spark, ours, files, scan).repartition(partitions, "k"))
-        consumed = shuffled.mapInArrow(row_hashes, HASHES) if is_whole else shuffled.mapInArrow(total, SUMS)
+        consumed = shuffled.mapInArrow(row_hashes, HASHES) if is_whole else shuffled.mapInArrow(totals, SUMS)
         return list(steps.watch(consumed).collect())
 
     def digest(found: list[Any]) -> str:
@@ -145,6 +135,8 @@ def _scanned(spark: SparkSession, ours: bool, files: list[str], scan: str) -> An
         numbers = spark.range(0, len(files), 1, len(files))
         return _scanned_in_python(sortshuffle.frame(numbers) if ours else numbers, files)
     df = spark.read.parquet(*files)
+    if scan == "dataframe":
+        df = df.withColumn("k", sf.expr("k + 0"))
     return sortshuffle.frame(df) if ours else df
 
 
@@ -260,7 +252,7 @@ def parsed(
 
     def run() -> list[Any]:
         found = steps.watch(PARSED[name](*_tables(spark, ours, data), is_whole))
-        df = found.toDF() if isinstance(found, sortshuffle.ShuffleFrame) else found
+        df = found.toDF() if ours else found
         if is_whole:
             return list(df.mapInArrow(row_hashes, HASHES).collect() if name != "join" else df.collect())
         return list(df.agg(*(sf.sum(column).alias(column) for column in df.columns)).collect())

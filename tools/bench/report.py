@@ -1,7 +1,7 @@
 """What benchmarks of whole Spark jobs print and record.
 
-A ratio is ours / Spark's, of the medians, so less is better. The spread behind it is the least and the
-largest ratio of one pass.
+A ratio is ours / the other side's (mostly Spark's), of the medians, so less is better. The spread behind it
+is the least and the largest ratio of one pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from cases import Aim, Case
 from harness import commit, record
 from rounds import LEAST_WARM_UPS, SETTLED, Measured, ratio
-from sides import ENGINE_MEMORY, MIB, OURS, SPARK, Door, SessionProcess
+from sides import ENGINE_MEMORY, MIB, OURS, Door, SessionProcess
 from tpch_queries import QUERIES
 
 LEAST_STEP = 0.005  # seconds; less is not shown
@@ -28,39 +28,40 @@ class Row:
 
     case: str
     ours: str
-    spark: str
+    other: str
     wall: str
     cpu: str
     aim: str
     missed: tuple[str, ...]
-    others: str  # what the machine did beside the timed runs, of all that its cores could do
-    peaks: tuple[Counter[str], Counter[str]] | None = None  # of ours, of Spark's side; bytes by program
-    more_memory: int | None = None  # bytes that ours may have beyond Spark's at its peak; None without an aim
+    foreign: str  # what the machine did beside the timed runs, of all that its cores could do
+    peaks: tuple[Counter[str], Counter[str]] | None = None  # of ours, of the other side; bytes by program
+    more_memory: int | None = None  # bytes that ours may have beyond the other's peak; None without an aim
 
 
 def compared(case: Case, measured: Measured) -> Row:
     """The line of a case that compares the two sides."""
-    wall, cpu = measured.wall_ratio(OURS, SPARK), measured.cpu_ratio(OURS, SPARK)
+    theirs = measured.other
+    wall, cpu = measured.wall_ratio(OURS, theirs), measured.cpu_ratio(OURS, theirs)
     missed = [
         *_above("wall", wall, case.aim.wall),
         *_above("CPU", cpu, case.aim.cpu),
         *(
             name
             for query in (QUERIES if case.aim.query else ())
-            for name in _above(query, measured.wall_ratio(OURS, SPARK, query), case.aim.query)
+            for name in _above(query, measured.wall_ratio(OURS, theirs, query), case.aim.query)
         ),
     ]
-    ours, spark = measured.walls(OURS), measured.walls(SPARK)
+    ours, other = measured.walls(OURS), measured.walls(theirs)
     return Row(
         titled(case.about, measured),
         f"{median(ours):.2f} s",
-        f"{median(spark):.2f} s",
-        f"{wall:.2f} ({_spread(ours, spark)})",
-        f"{cpu:.2f} ({_spread(measured.cpus(OURS), measured.cpus(SPARK))})",
+        f"{median(other):.2f} s",
+        f"{wall:.2f} ({_spread(ours, other)})",
+        f"{cpu:.2f} ({_spread(measured.cpus(OURS), measured.cpus(theirs))})",
         _aim_text(case.aim),
         tuple(missed),
         others_share(measured),
-        (measured.peaks[OURS], measured.peaks[SPARK]) if measured.peaks else None,
+        (measured.peaks[OURS], measured.peaks[theirs]) if measured.peaks else None,
         ENGINE_MEMORY if case.setup.door is Door.MANAGER else None,
     )
 
@@ -95,10 +96,11 @@ def _spread(ours: Sequence[float], other: Sequence[float]) -> str:
 # ---- the table ------------------------------------------------------------------------------------------
 
 
-def print_table(suite: str, rows: Sequence[Row], ours_off: bool) -> None:
-    head = ("case", "ours", "Spark", "wall, ours/Spark", "CPU, ours/Spark", "aim, at most", "reached")
+def print_table(suite: str, rows: Sequence[Row], other: str, ours_off: bool) -> None:
+    """``other``: the side that ours is compared with."""
+    head = ("case", "ours", other, f"wall, ours/{other}", f"CPU, ours/{other}", "aim, at most", "reached")
     lines = [
-        (row.case, row.ours, row.spark, row.wall, row.cpu, row.aim, _reached(row.missed), row.others)
+        (row.case, row.ours, row.other, row.wall, row.cpu, row.aim, _reached(row.missed), row.foreign)
         for row in rows
     ]
     print(f"\n{suite}" + (", both sides with Spark's own shuffle" if ours_off else ""))
@@ -107,21 +109,21 @@ def print_table(suite: str, rows: Sequence[Row], ours_off: bool) -> None:
     if memory:
         print("\npeak memory (PSS of all processes); the manager's aim: at most what Spark's heap has more")
         _print_aligned(
-            [("case", "ours", "Spark", "more", "aim", "reached", "MiB of ours", "MiB of Spark's"), *memory]
+            [("case", "ours", other, "more", "aim", "reached", "MiB of ours", f"MiB of {other}"), *memory]
         )
 
 
 def _memory_line(row: Row) -> tuple[str, ...]:
     assert row.peaks is not None
-    ours, spark = (peak.total() for peak in row.peaks)
+    ours, other = (peak.total() for peak in row.peaks)
     aim = row.more_memory
-    reached = "" if aim is None else "yes" if ours - spark <= aim else "no"
+    reached = "" if aim is None else "yes" if ours - other <= aim else "no"
     parts = [", ".join(f"{name} {size / MIB:.0f}" for name, size in peak.most_common()) for peak in row.peaks]
     return (
         row.case,
         f"{ours / MIB:.0f} MiB",
-        f"{spark / MIB:.0f} MiB",
-        f"{(ours - spark) / MIB:+.0f} MiB",
+        f"{other / MIB:.0f} MiB",
+        f"{(ours - other) / MIB:+.0f} MiB",
         "none" if aim is None else f"{aim // MIB} MiB",
         reached,
         *parts,
@@ -136,18 +138,19 @@ def print_queries(measured: Measured) -> None:
     """Each query by itself: it shows where the total comes from."""
     if len(measured.passes[0][OURS]) == 1:
         return
-    lines = [("query", "ours", "Spark", "wall, ours/Spark", "CPU, ours/Spark", "written")]
+    theirs = measured.other
+    lines = [("query", "ours", theirs, f"wall, ours/{theirs}", f"CPU, ours/{theirs}", "written")]
     for query in measured.passes[0][OURS]:
-        ours, spark = measured.walls(OURS, query), measured.walls(SPARK, query)
-        cpus = measured.cpus(OURS, query), measured.cpus(SPARK, query)
+        ours, other = measured.walls(OURS, query), measured.walls(theirs, query)
+        cpus = measured.cpus(OURS, query), measured.cpus(theirs, query)
         lines.append(
             (
                 query,
                 f"{median(ours):.2f} s",
-                f"{median(spark):.2f} s",
-                f"{ratio(ours, spark):.2f} ({_spread(ours, spark)})",
+                f"{median(other):.2f} s",
+                f"{ratio(ours, other):.2f} ({_spread(ours, other)})",
                 f"{ratio(*cpus):.2f} ({_spread(*cpus)})",
-                f"{measured.passes[0][SPARK][query].written / 1e6:.0f} MB",
+                f"{measured.passes[0][theirs][query].written / 1e6:.0f} MB",
             )
         )
     _print_aligned(lines)

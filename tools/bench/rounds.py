@@ -22,7 +22,7 @@ from statistics import median
 
 from process_tree import peak_memory
 from side_session import Ran
-from sides import BenchError, Pair, Request
+from sides import OURS, BenchError, Pair, Request
 
 SETTLED = 0.05  # of the pass that is compared with
 LEAST_WARM_UPS = 2
@@ -53,6 +53,11 @@ class Measured:
     looks: int = 0
     unquiet: int = 0
     verified: int = 0
+
+    @property
+    def other(self) -> str:
+        """The name of the side that ours is compared with."""
+        return next(name for name in self.passes[0] if name != OURS)
 
     @property
     def is_unsettled(self) -> bool:

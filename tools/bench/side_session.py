@@ -6,8 +6,8 @@
     {"kind": ..., "arguments": ...} -> what one run of that job took, and the digest of its result
     end of the input -> the session ends
 
-The first line is the configuration: `has_manager` and `has_frames` (what of ours the side has), `master`,
-`heap`, `directory`, `settings`, and `disks`, the directories of a cluster's hosts.
+The first line is the configuration: `has_manager`, `has_frames` and `has_session` (what of ours the side
+has), `master`, `heap`, `directory`, `settings`, and `disks`, the directories of a cluster's hosts.
 
 What is timed is the job alone. CPU time is that of this process and of all that descend from it
 (`process_tree`), between two looks, right before and right after. Afterwards, outside of that, the job's
@@ -69,6 +69,8 @@ class Session:
         self.spark = session(config)
         self.seconds = time.perf_counter() - started
         self._has_frames = bool(config["has_frames"])
+        # what the jobs of Python stages get: with frames, or a plain form of theirs
+        self._jobs_session = sortshuffle.session(self.spark) if config["has_session"] else self.spark
         self._directories = [config["directory"], *config["disks"]]
         self._tree = ProcessTree(os.getpid(), os.environ[MARKER])
         self._context = self.spark.sparkContext._jsc.sc()
@@ -104,7 +106,7 @@ class Session:
     def _prepare(self, kind: str, arguments: dict[str, Any]) -> Job:
         if kind in manager_jobs.KINDS:
             return manager_jobs.KINDS[kind](self.spark, **arguments)
-        return python_jobs.KINDS[kind](self.spark, self._has_frames, **arguments)
+        return python_jobs.KINDS[kind](self._jobs_session, self._has_frames, **arguments)
 
     def _forget_earlier(self) -> None:
         """Stages of the preparation are no part of the run."""

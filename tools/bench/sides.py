@@ -28,7 +28,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from container import container
+from control_group import control_group
 from process_tree import MARKER, ProcessTree, used
 from side_session import Ran
 
@@ -55,27 +55,36 @@ class BenchError(Exception):
 
 
 class Door(Enum):
-    """What of ours our side has: the shuffle manager, under the jobs that the other side runs as well; or
-    frames and RDDs, in jobs that are written with them. Then both sides have Spark's own shuffle manager."""
+    """What of ours a side has: the shuffle manager, under jobs of PySpark; frames and RDDs, in jobs that are
+    written with them; or a session of `sortshuffle.session`, in jobs of PySpark's. With the last two a side
+    has Spark's own shuffle manager."""
 
     MANAGER = "manager"
     FRAMES = "frames"
+    SESSION = "session"
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the sessions of a case are started with. ``memory``: of heap and engine, bytes; on a cluster, of
-    each host. ``masters``: of sides that have another one. ``hosts``: of each side's cluster, with a core
-    each; none: the tasks run in the driver. ``container``: bytes that all processes of a side may have with
-    their page cache; none: no limit."""
+    """What the sessions of a case are started with. ``door``: what of ours our side has. ``against``: what of
+    ours the other side has, which is plain Spark otherwise. ``memory``: of heap and engine, bytes; on a
+    cluster, of each host. ``masters``: of sides that have another one. ``hosts``: of each cluster, with
+    a core each; none: the tasks run in the driver. ``container``: bytes that all processes of a side may have
+    with their page cache; none: no limit."""
 
     memory: int = 4096 * MIB
     hosts: int = 0
     container: int = 0
     door: Door = Door.MANAGER
+    against: Door | None = None
     master: str = "local[2]"
     settings: tuple[tuple[str, str], ...] = ()
     masters: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def other(self) -> str:
+        """The name of the other side."""
+        return SPARK if self.against is None else self.against.value
 
     @property
     def is_plain(self) -> bool:
@@ -256,7 +265,7 @@ class Pair:
 @contextmanager
 def started(setup: Setup, ours_off: bool) -> Iterator[Pair]:
     """Both sides' sessions, ready; ended, and their files removed, at the end of the block."""
-    with running([OURS, SPARK], setup, ours_off) as sides:
+    with running([OURS, setup.other], setup, ours_off) as sides:
         yield Pair(sides)
 
 
@@ -286,11 +295,12 @@ def running(names: list[str], setup: Setup, ours_off: bool) -> Iterator[list[Ses
 
 def configuration(name: str, setup: Setup, ours_off: bool) -> dict[str, Any]:
     """What `side_session` is told. Sides of ours begin with `OURS`."""
-    is_ours = name.startswith(OURS) and not ours_off
-    heap = setup.memory - (ENGINE_MEMORY if is_ours and setup.door is Door.MANAGER else 0)
+    door = None if ours_off else setup.door if name.startswith(OURS) else setup.against
+    heap = setup.memory - (ENGINE_MEMORY if door is Door.MANAGER else 0)
     return {
-        "has_manager": is_ours and setup.door is Door.MANAGER,
-        "has_frames": is_ours and setup.door is Door.FRAMES,
+        "has_manager": door is Door.MANAGER,
+        "has_frames": door is Door.FRAMES,
+        "has_session": door is Door.SESSION,
         "master": dict(setup.masters).get(name, setup.master),
         "heap": f"{heap // MIB}m",
         "settings": dict(setup.settings),
@@ -304,7 +314,7 @@ def _container(memory: int, surroundings: ExitStack) -> Callable[[int], None] | 
     if not memory:
         return None
     try:
-        return surroundings.enter_context(container(memory))
+        return surroundings.enter_context(control_group(memory)).add
     except OSError as error:
         raise BenchError(f"no control group can be made here, which limits memory: {error}") from error
 

@@ -7,7 +7,7 @@ depend on their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,21 +97,26 @@ class Summary:
 
 
 def summary(directory: Path, in_order: bool) -> Summary:
-    """Of the files in a directory, by their names. ``in_order``: raises `ValueError` where a key is below
-    the one before it, in its file or in the file before."""
+    """Of the files in a directory, by their names. ``in_order``: as for `summary_of`."""
+    return summary_of(sorted(directory.glob("part-*.parquet")), in_order)
+
+
+def summary_of(files: Sequence[Path], in_order: bool) -> Summary:
+    """``in_order``: raises `ValueError` where a key is below the one before it, in its file or in the file
+    before."""
     found = Summary(0, 0)
     last = bytes(KEY_BYTES)
-    for keys, payloads in _batches(directory):
+    for keys, payloads in _batches(files):
         found += Summary.of(keys, payloads)
         if in_order:
             if bytes(keys[0]) < last or not _ascends(keys):
-                raise ValueError(f"{directory} is not in order, near record {found.rows}")
+                raise ValueError(f"{files[0].parent} is not in order, near record {found.rows}")
             last = bytes(keys[-1])
     return found
 
 
-def _batches(directory: Path) -> Iterator[tuple[Bytes, Bytes]]:
-    for path in sorted(directory.glob("part-*.parquet")):
+def _batches(files: Sequence[Path]) -> Iterator[tuple[Bytes, Bytes]]:
+    for path in files:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(ROW_GROUP):
                 if batch.num_rows:

@@ -1,0 +1,124 @@
+"""`tools/bench/compare`: what is measured, and which answers are equal. Its modules are imported in
+processes of their own, as those of `tools/bench` are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from engine import ROOT
+from test_bench_tool import told
+
+CONTESTANTS = ROOT / "tools" / "bench" / "systems" / "contestants"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def groups() -> None:
+    program = "from control_group import why_no_groups; print(why_no_groups())"
+    if reason := told(program).strip():
+        pytest.skip(f"control groups cannot be made here: {reason}")
+
+
+@pytest.mark.usefixtures("groups")
+def test_a_control_group_counts_and_limits_what_is_in_it(tmp_path: Path) -> None:
+    program = """
+        import json, subprocess, sys
+        from control_group import control_group
+
+        work = '''if True:
+            import os, sys
+            input()
+            block = b"x" * (64 << 20)
+            with open(sys.argv[1], "wb") as file:
+                file.write(block)
+            print("done", flush=True)
+            input()
+        '''
+        with control_group(256 << 20) as group:
+            command = [sys.executable, "-c", work, sys.argv[1]]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            group.add(process.pid)
+            before = group.usage()
+            with group.watched():
+                process.stdin.write("\\n")
+                process.stdin.flush()
+                process.stdout.readline()
+            used = group.usage().since(before)
+            process.communicate("\\n")
+            left = group.wait_until_empty()
+        print(json.dumps([used.cpu, used.written, group.peak, left, process.returncode]))
+    """
+    cpu, written, peak, left, status = json.loads(told(program, str(tmp_path / "file")))
+    assert cpu > 0
+    assert 64 * MIB <= written < 65 * MIB
+    assert 64 * MIB < peak < 128 * MIB
+    assert (left, status) == ([], 0)
+
+
+@pytest.mark.usefixtures("groups")
+def test_a_control_group_ends_what_does_not_end_itself() -> None:
+    program = """
+        import json, subprocess, sys
+        import control_group
+        control_group.PATIENCE = 0.2
+        with control_group.control_group(256 << 20) as group:
+            process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            group.add(process.pid)
+            killed = group.wait_until_empty()
+            print(killed == [process.pid], process.wait())
+    """
+    assert told(program) == "True -9\n"
+
+
+def test_answers_are_equal_as_far_as_both_tell_something() -> None:
+    program = """
+        from systems.rounds import _are_equal as equal
+        both, rows, others = {"rows": "3", "v": "1"}, {"rows": "3"}, {"rows": "4"}
+        print(equal(both, rows), equal(rows, others), equal([1], [1]))
+    """
+    assert told(program) == "True False True\n"
+
+
+def test_a_sort_is_read_in_the_order_that_is_told(tmp_path: Path) -> None:
+    keys = [bytes([at]) * 10 for at in range(6)]
+    for name, part in (("a", keys[3:]), ("b", keys[:3])):
+        table = pa.table({"key": part, "payload": [b"p" * 90] * 3})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    program = """
+        import sys
+        from systems.work import WORKS
+        (sort,) = (work for work in WORKS if work.name == "sort")
+        files = [f"{sys.argv[1]}/{name}.parquet" for name in "ab"]
+        print(sort.check(files[::-1])[0])
+        try:
+            sort.check(files)
+        except ValueError as error:
+            print("not in order" if "is not in order" in str(error) else error)
+    """
+    assert told(program, str(tmp_path)) == "6\nnot in order\n"
+
+
+def test_lines_of_code_are_those_that_a_user_writes() -> None:
+    program = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import pyspark_jobs, turn
+        print(turn._lines_of(pyspark_jobs.exchange), turn._lines_of(pyspark_jobs.groups))
+    """
+    assert told(program, str(CONTESTANTS)) == "3 4\n"
+
+
+def test_every_case_is_known_to_the_systems_that_take_part() -> None:
+    """The names of cases, without loading the systems."""
+    for path in CONTESTANTS.glob("on_*.py"):
+        text = path.read_text()
+        names = (
+            ["exchange"] if path.stem == "on_flink" else ["exchange", "sort", "groups", "aggregate", "join"]
+        )
+        if "pyspark_jobs" in text:
+            continue
+        assert [name for name in names if f"def {name}(" not in text] == [], path.name

@@ -1,0 +1,211 @@
+"""`ControlGroup`: the processes of one side together, with a limit on their memory, and what they use.
+
+Version 1 and 2 of Linux's control groups. Whoever makes them must be allowed to; root is.
+
+* The limit counts the page cache, as in a container. So the page cache of shuffle files is part of the memory
+  that a side shares out, and files that are larger than that are read from the disk.
+* `peak` counts what the kernel cannot take back: anonymous pages and shared memory (Ray's objects are there).
+  It is looked at every `INTERVAL`, by a thread.
+* Bytes that are written are those of files, when their pages become dirty, whether they reach the disk or
+  not. Of processes that end, the kernel adds them to the parent that waits for them; others' are missed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from watching import watching
+
+ROOT = Path("/sys/fs/cgroup")
+VERSION_1 = ("memory", "cpuacct", "blkio")
+INTERVAL = 0.05  # seconds between looks at memory; one look takes 0.1 ms
+PATIENCE = 20.0  # seconds for all processes to end
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a group has used so far. ``cpu``: seconds of user and system. ``read``, ``reads``: bytes, and how
+    many reads, that came from the disk. ``written``: bytes of files."""
+
+    cpu: float
+    read: int
+    reads: int
+    written: int
+
+    def since(self, before: Usage) -> Usage:
+        return Usage(
+            self.cpu - before.cpu,
+            self.read - before.read,
+            self.reads - before.reads,
+            self.written - before.written,
+        )
+
+
+class ControlGroup:
+    """A group in each hierarchy that counts or limits."""
+
+    def __init__(self, directories: dict[str, Path], is_second_version: bool) -> None:
+        self._directories = directories
+        self._is_second_version = is_second_version
+        self._peak = 0
+
+    # ---- processes ----------------------------------------------------------------------------------
+
+    def add(self, pid: int) -> None:
+        """Put a process in. What it starts from now on is in the group, too."""
+        for directory in self._directories.values():
+            (directory / "cgroup.procs").write_text(str(pid))
+
+    def pids(self) -> list[int]:
+        return [int(line) for line in (self._memory / "cgroup.procs").read_text().split()]
+
+    def wait_until_empty(self) -> list[int]:
+        """Wait until all processes have ended; kill those that do not, and return them."""
+        until = time.monotonic() + PATIENCE
+        while self.pids() and time.monotonic() < until:
+            time.sleep(0.05)
+        return self.kill()
+
+    def kill(self) -> list[int]:
+        """Kill all processes, and those that they start meanwhile, and return them. Raises `TimeoutError` if
+        some stay."""
+        killed: set[int] = set()
+        until = time.monotonic() + PATIENCE
+        while left := self.pids():
+            if time.monotonic() > until:
+                raise TimeoutError(f"{len(left)} processes cannot be killed: {left}")
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed.update(left)
+            time.sleep(0.05)
+        return sorted(killed)
+
+    # ---- figures ------------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        read, reads = self._disk_reads()
+        return Usage(self._cpu(), read, reads, sum(map(_written, self.pids())))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look for the peak of memory while the block runs."""
+        with watching(self._look, INTERVAL):
+            yield
+        self._look()
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of memory that were seen by `watched`."""
+        return self._peak
+
+    def _look(self) -> None:
+        self._peak = max(self._peak, self._resident())
+
+    @property
+    def _memory(self) -> Path:
+        return self._directories["memory"]
+
+    def _resident(self) -> int:
+        values = _table(self._memory / "memory.stat")
+        if self._is_second_version:
+            return values["anon"] + values["shmem"]
+        return values["total_rss"] + values["total_shmem"]
+
+    def _cpu(self) -> float:
+        if self._is_second_version:
+            return _table(self._memory / "cpu.stat")["usage_usec"] / 1e6
+        return int((self._directories["cpuacct"] / "cpuacct.usage").read_text()) / 1e9
+
+    def _disk_reads(self) -> tuple[int, int]:
+        if self._is_second_version:
+            fields = [each.partition("=") for each in (self._memory / "io.stat").read_text().split()]
+            size, count = (
+                sum(int(value) for name, _, value in fields if name == one) for one in ("rbytes", "rios")
+            )
+            return size, count
+        blocks = self._directories["blkio"]
+        return (
+            _sum_of_reads(blocks / "blkio.throttle.io_service_bytes"),
+            _sum_of_reads(blocks / "blkio.throttle.io_serviced"),
+        )
+
+
+@contextmanager
+def control_group(memory: int) -> Iterator[ControlGroup]:
+    """A group that may have so many bytes of memory. It goes with the block, and so do its processes. Raises
+    `OSError` where groups cannot be made."""
+    name = f"sortshuffle-bench-{uuid.uuid4().hex[:8]}"
+    is_second_version = (ROOT / "cgroup.controllers").exists()
+    if is_second_version:
+        directories = {"memory": ROOT / name}
+        limit = "memory.max"
+    else:
+        directories = {kind: ROOT / kind / name for kind in VERSION_1}
+        limit = "memory.limit_in_bytes"
+    made: list[Path] = []
+    try:
+        for directory in directories.values():
+            directory.mkdir()
+            made.append(directory)
+        (directories["memory"] / limit).write_text(str(memory))
+        group = ControlGroup(directories, is_second_version)
+        try:
+            yield group
+        finally:
+            group.kill()
+    finally:
+        for directory in made:
+            _remove(directory)
+
+
+def why_no_groups() -> str:
+    """Return why control groups cannot be made here; empty if they can."""
+    try:
+        with control_group(1 << 30) as group, group.watched():
+            group.usage()
+            return ""
+    except OSError as error:
+        return str(error)
+
+
+def _remove(directory: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            directory.rmdir()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                print(f"a control group stays: {error}", file=sys.stderr)
+                return
+            time.sleep(0.05)
+
+
+def _table(path: Path) -> dict[str, int]:
+    """A file of lines "name number"."""
+    pairs = (line.split() for line in path.read_text().splitlines())
+    return {name: int(value) for name, value in pairs}
+
+
+def _sum_of_reads(path: Path) -> int:
+    """Of a file of lines "device kind number", those of reads."""
+    rows = (line.split() for line in path.read_text().splitlines())
+    return sum(int(row[2]) for row in rows if len(row) == 3 and row[1] == "Read")
+
+
+def _written(pid: int) -> int:
+    """Bytes of files that a process has written, and those of its children that it has waited for."""
+    try:
+        fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    except OSError:
+        return 0  # it has ended
+    return int(fields["write_bytes"])

@@ -1,0 +1,63 @@
+"""The command line of `tools/bench/compare`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import click
+import harness
+from control_group import why_no_groups
+
+from systems.results import print_table, table_of, write_record
+from systems.rounds import compare
+from systems.work import QUICK, WORKS
+
+OURS = ("sortshuffle", "frames", "spark")
+PEERS = ("dask", "ray", "flink", "duckdb", "polars")
+ONLY_EXCHANGE = ("flink",)
+ROUNDS = 5
+
+
+@click.command()
+@click.option(
+    "--case", "cases", multiple=True, type=click.Choice([work.name for work in WORKS]), help="Only this."
+)
+@click.option("--system", "systems", multiple=True, type=click.Choice([*OURS, *PEERS]), help="Only this.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Turns of each system."
+)
+@click.option(
+    "--quick", is_flag=True, help="Little data, one round: that everything works, not how fast it is."
+)
+@click.option(
+    "--peers", is_flag=True, help="With --quick: the other systems, too, which are installed first."
+)
+def main(cases: tuple[str, ...], systems: tuple[str, ...], rounds: int, quick: bool, peers: bool) -> None:
+    """Compare sortshuffle with other systems. Exits 1 if one gives a wrong answer or fails, or if control
+    groups cannot be made; a quick run exits 0 then, without having done anything."""
+    harness.recording = not quick
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a turn has made goes with it
+    if reason := why_no_groups():
+        print(f"control groups cannot be made here: {reason}", file=sys.stderr)
+        sys.exit(not quick)
+    chosen = systems or (OURS if quick and not peers else (*OURS, *PEERS))
+    failed = False
+    for work in WORKS:
+        able = [name for name in chosen if work.case == "exchange" or name not in ONLY_EXCHANGE]
+        if not able or (cases and work.name not in cases):
+            continue
+        print(f"\n{work.name}: {work.about}{_fewer(quick)}", flush=True)
+        outcome = compare(work, able, 1 if quick else rounds, quick)
+        write_record(work, outcome.turns, outcome.failures)
+        print_table(table_of(work, outcome.turns, outcome.failures))
+        failed |= bool(outcome.failures)
+    sys.exit(failed)
+
+
+def _fewer(quick: bool) -> str:
+    return f", but {QUICK} times fewer rows" if quick else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""DuckDB, in one process. It has no exchange: partitions are files by a hash of the key, which Python
+reads.
+"""
+
+from __future__ import annotations
+
+import glob
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+import pyarrow.dataset as ds
+from consumers import number, spread, sums_of, total
+from turn import Limits, take_part
+
+MEMORY = 0.8  # of the limit: DuckDB's own default of the machine's memory
+
+
+@contextmanager
+def start(limits: Limits) -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as connection:
+        connection.execute(f"SET threads = {limits.cores}")
+        connection.execute(f"SET memory_limit = '{int(limits.memory * MEMORY)}B'")
+        connection.execute(f"SET temp_directory = '{limits.directory}/spill'")
+        connection.execute("SET preserve_insertion_order = false")
+        yield connection
+
+
+def exchange(connection: duckdb.DuckDBPyConnection, files: list[str], partitions: int) -> Any:
+    output = tempfile.mkdtemp()
+    rows = f"(SELECT *, hash(k) % {partitions} AS p FROM read_parquet({files}))"
+    connection.execute(f"COPY {rows} TO '{output}/parts' (FORMAT parquet, PARTITION_BY p)")
+    with ThreadPoolExecutor(2) as pool:
+        parts = pool.map(lambda part: total(ds.dataset(part).to_batches()), glob.glob(f"{output}/parts/*"))
+        answer = sums_of(parts)
+    shutil.rmtree(output)
+    return answer
+
+
+def sort(connection: duckdb.DuckDBPyConnection, files: list[str], output: str) -> Any:
+    path = f"{output}.parquet"
+    connection.execute(
+        f"COPY (SELECT * FROM read_parquet({files}) ORDER BY key) TO '{path}' (FORMAT parquet)"
+    )
+    return [path]
+
+
+def groups(connection: duckdb.DuckDBPyConnection, files: list[str]) -> Any:
+    rows = connection.execute(f"SELECT k, v FROM read_parquet({files})").df()
+    found = rows.groupby("k", group_keys=False)[["k", "v"]].apply(spread)
+    return [len(found), number(found["spread"].sum())]
+
+
+def aggregate(connection: duckdb.DuckDBPyConnection, files: list[str], key: str) -> Any:
+    sums = f"SELECT count(v) n, sum(v) total FROM read_parquet({files}) GROUP BY {key}"
+    row = connection.execute(f"SELECT count(n), sum(n), sum(total) FROM ({sums})").fetchall()[0]
+    return [int(row[0]), int(row[1]), number(row[2])]
+
+
+def join(connection: duckdb.DuckDBPyConnection, files: list[str], others: list[str]) -> Any:
+    joined = f"read_parquet({files}) l JOIN read_parquet({others}) r USING (id)"
+    row = connection.execute(f"SELECT count(id), sum(v), sum(w) FROM {joined}").fetchall()[0]
+    return [int(row[0]), number(row[1]), number(row[2])]
+
+
+CASES = {"exchange": exchange, "sort": sort, "groups": groups, "aggregate": aggregate, "join": join}
+
+if __name__ == "__main__":
+    take_part(start, CASES, ("duckdb", "pyarrow", "pandas"))

@@ -1,0 +1,78 @@
+"""Polars with its streaming engine, in one process. It has no exchange: partitions are files by a hash of the
+key, which Python reads.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+from consumers import number, spread, sums_of, total
+from turn import Limits, take_part
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@contextmanager
+def start(limits: Limits) -> Iterator[Any]:
+    os.environ["POLARS_MAX_THREADS"] = str(limits.cores)  # read when polars is loaded
+    import polars
+
+    polars.Config.set_engine_affinity("streaming")
+    yield polars
+
+
+def exchange(pl: Any, files: list[str], partitions: int) -> Any:
+    output = tempfile.mkdtemp()
+    rows = pl.scan_parquet(files).with_columns(p=pl.col("k").hash() % partitions)
+    rows.sink_parquet(
+        pl.PartitionBy(f"{output}/parts", key="p", include_key=False), mkdir=True, compression="snappy"
+    )
+    with ThreadPoolExecutor(2) as pool:
+        parts = pool.map(lambda part: total(ds.dataset(part).to_batches()), glob.glob(f"{output}/parts/*"))
+        answer = sums_of(parts)
+    shutil.rmtree(output)
+    return answer
+
+
+def sort(pl: Any, files: list[str], output: str) -> Any:
+    path = f"{output}.parquet"
+    pl.scan_parquet(files).sort("key").sink_parquet(path, compression="snappy")
+    return [path]
+
+
+def one_row(group: pl.DataFrame) -> pl.DataFrame:
+    return group.__class__(spread(group.to_pandas()))
+
+
+def groups(pl: Any, files: list[str]) -> Any:
+    found = pl.read_parquet(files).group_by("k").map_groups(one_row)
+    return [len(found), number(found["spread"].sum())]
+
+
+def aggregate(pl: Any, files: list[str], key: str) -> Any:
+    sums = pl.scan_parquet(files).group_by(key).agg(n=pl.col("v").count(), total=pl.col("v").sum())
+    found = sums.select(pl.len().alias("groups"), pl.col("n").sum(), pl.col("total").sum()).collect()
+    count, rows, all_of_it = found.row(0)
+    return [count, rows, number(all_of_it)]
+
+
+def join(pl: Any, files: list[str], others: list[str]) -> Any:
+    joined = pl.scan_parquet(files).join(pl.scan_parquet(others), on="id")
+    found = joined.select(pl.len(), pl.col("v").sum(), pl.col("w").sum()).collect()
+    count, v, w = found.row(0)
+    return [count, number(v), number(w)]
+
+
+CASES = {"exchange": exchange, "sort": sort, "groups": groups, "aggregate": aggregate, "join": join}
+
+if __name__ == "__main__":
+    take_part(start, CASES, ("polars", "pyarrow", "pandas"))

@@ -1,0 +1,24 @@
+"""This package, in plain PySpark jobs: only the line that makes the session is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+from pyspark_jobs import CASES
+from spark_session import builder
+from turn import Limits, take_part
+
+import sortshuffle
+
+
+@contextmanager
+def start(limits: Limits) -> Iterator[SparkSession]:
+    spark = sortshuffle.session(builder(limits))
+    yield spark
+    spark.stop()
+
+
+if __name__ == "__main__":
+    take_part(start, CASES, ("sortshuffle", "pyspark", "pyarrow", "pandas"))

@@ -1,0 +1,57 @@
+"""What came out: a line for each system, the record, and the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+
+import harness
+from rich.console import Console
+from rich.table import Table
+
+from systems.turn import Turn
+from systems.work import Work
+
+MEGA = 1e6
+
+
+def write_record(work: Work, turns: Mapping[str, Sequence[Turn]], failures: Mapping[str, str]) -> None:
+    """Append what all systems took."""
+    found = {system: [asdict(turn) for turn in each] for system, each in turns.items()}
+    about = {"about": work.about, "memory": work.memory}
+    harness.record(f"compare {work.name}", **about, systems=found, failures=dict(failures))
+
+
+def table_of(work: Work, turns: Mapping[str, Sequence[Turn]], failures: Iterable[str]) -> Table:
+    """Return the table of a case. The quickest system comes first."""
+    table = Table(title=f"{work.name}: {work.about}", title_justify="left", box=None, pad_edge=False)
+    table.add_column("system")
+    for name in ("time", "spread", "peak", "CPU", "written", "read", "a read", "files", "lines"):
+        table.add_column(name, justify="right")
+    for system in sorted(turns, key=lambda name: median(each.seconds for each in turns[name])):
+        table.add_row(system, *_cells(turns[system]))
+    if failures:
+        table.caption = f"failed: {', '.join(failures)}"
+    return table
+
+
+def print_table(table: Table) -> None:
+    Console(width=110).print(table)
+
+
+def _cells(turns: Sequence[Turn]) -> list[str]:
+    seconds = [turn.seconds for turn in turns]
+    usages = [turn.usage for turn in turns]
+    reads = [usage.read / usage.reads for usage in usages if usage.reads]
+    return [
+        f"{median(seconds):.2f} s",
+        f"{min(seconds):.2f}-{max(seconds):.2f}",
+        f"{max(turn.peak for turn in turns) / MEGA:,.0f} MB",
+        f"{median(usage.cpu for usage in usages):.1f} s",
+        f"{median(usage.written for usage in usages) / MEGA:,.0f} MB",
+        f"{median(usage.read for usage in usages) / MEGA:,.0f} MB",
+        f"{median(reads) / 1024:,.0f} KiB" if reads else "-",
+        f"{max(turn.files for turn in turns):,}",
+        str(turns[0].lines),
+    ]
