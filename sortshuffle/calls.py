@@ -73,6 +73,7 @@ chmod = os.chmod
 utime = os.utime
 readlink = os.readlink
 stat = os.stat
+access = os.access
 lstat = os.lstat
 statvfs = os.statvfs
 # These raise no error of the system: they return False, or the path as far as it resolves

@@ -73,6 +73,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "stat": ("EIO",),
     "lstat": ("EIO",),
     "statvfs": ("EIO",),
+    "access": ("EIO",),
     "exists": ("EIO",),
     "lexists": ("EIO",),
     "isfile": ("EIO",),
@@ -118,6 +119,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
 }
 # What these say where the system gives an error
 INSTEAD: dict[str, Callable[..., Any]] = {
+    "access": lambda *_: False,
     "exists": lambda *_: False,
     "lexists": lambda *_: False,
     "isfile": lambda *_: False,

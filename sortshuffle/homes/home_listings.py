@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sortshuffle.homes.listings import Listings
@@ -37,13 +38,32 @@ class _HomeNames:
     finished: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _ControlFiles:
+    """Spark's files in a block directory. ``attempts``: those that have an index file."""
+
+    names: set[str] = field(default_factory=set)
+    attempts: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Known:
+    """The task attempts of a home's finished pairs that Spark has known. ``seen``: for each the directory of
+    Spark's index file, and the time of the first look that saw it, in seconds since 1970. ``missing``: those
+    whose index file was missing at the last sweep."""
+
+    seen: dict[int, tuple[str, float]] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+
+
 class HomeListings:
     """Listings for one thread. A new instance lists everything."""
 
     def __init__(self) -> None:
         self._homes: Listings[_HomeNames] = Listings(_home_names)
         self._local: Listings[list[str]] = Listings(_block_directories)
-        self._blocks: Listings[frozenset[int]] = Listings(_attempts)
+        self._blocks: Listings[_ControlFiles] = Listings(_control_files)
+        self._known: dict[str, _Known] = {}  # by home
 
     def partial(self, home: str) -> list[PartitionedFile]:
         """Return the unfinished pairs of a home. Raises OSError."""
@@ -64,23 +84,62 @@ class HomeListings:
         """Forget directories that were not looked at since the last call: executors come and go."""
         for listings in (self._homes, self._local, self._blocks):
             listings.forget_unvisited()
+        self._known = {home: self._known[home] for home in self._homes if home in self._known}
 
     def forgotten(self, home: str, local_directories: Iterable[str]) -> list[PartitionedFile]:
         """Return the finished pairs that Spark has forgotten: no local directory of the executor has Spark's
         index file of their task attempt. Raises OSError if something cannot be read."""
         found = self._homes.list_if_changed(home)  # first: a pair that is finished meanwhile is not in it
         if found is None or not found.finished:
+            self._known.pop(home, None)
             return []
-        known = self._known_to_spark(local_directories)
+        blocks = self._known_to_spark(local_directories)
+        self._note(home, set(found.finished.values()), blocks)
+        known = set().union(*blocks.values())
         return _files(home, [name for name, attempt in found.finished.items() if attempt not in known])
 
-    def _known_to_spark(self, local_directories: Iterable[str]) -> set[int]:
-        blocks = [
-            os.path.join(directory, name)
-            for directory in local_directories
-            for name in self._local.list_if_changed(directory) or ()
-        ]
-        return set().union(*(self._blocks.list_if_changed(each) or () for each in blocks))
+    def look(self, home: str, local_directories: Iterable[str]) -> None:
+        """Note which finished pairs Spark knows now. Raises OSError if something cannot be read."""
+        found = self._homes.list_if_changed(home)
+        attempts = set() if found is None else set(found.finished.values())
+        if attempts - self._known.get(home, _Known()).seen.keys():  # of the others it is known already
+            self._note(home, attempts, self._known_to_spark(local_directories))
+
+    def dropped(self, home: str, forgotten: Iterable[PartitionedFile]) -> dict[PartitionedFile, float]:
+        """Return those of the ``forgotten`` pairs that Spark has known and dropped, with the time at which it
+        was first seen that Spark knew them. To be called once in a sweep; sweeps are seconds apart.
+
+        One look at Spark's directories does not decide that, because an executor that ends removes them file
+        by file. The index file must have been missing at the last call of this method, too, and the directory
+        that it was in must still be there.
+        """
+        known = self._known.get(home, _Known())
+        missing = {file: known.seen[file.attempt] for file in forgotten if file.attempt in known.seen}
+        before, known.missing = known.missing, {file.attempt for file in missing if file.attempt is not None}
+        return {
+            file: seen
+            for file, (directory, seen) in missing.items()
+            if file.attempt in before and self._blocks.list_if_changed(directory) is not None
+        }
+
+    def _known_to_spark(self, local_directories: Iterable[str]) -> dict[str, set[int]]:
+        """Return the task attempts that have an index file of Spark's, by the directory that it is in."""
+        known = {}
+        for directory in local_directories:
+            for name in self._local.list_if_changed(directory) or ():
+                block = os.path.join(directory, name)
+                found = self._blocks.list_if_changed(block)
+                if found is not None:
+                    known[block] = found.attempts
+        return known
+
+    def _note(self, home: str, attempts: set[int], blocks: Mapping[str, set[int]]) -> None:
+        """Note which of the attempts of a home's finished pairs Spark knows."""
+        known, now = self._known.setdefault(home, _Known()), time.time()
+        known.seen = {attempt: place for attempt, place in known.seen.items() if attempt in attempts}
+        unseen = attempts - known.seen.keys()
+        for directory, found in blocks.items():
+            known.seen |= dict.fromkeys(unseen & found, (directory, now))
 
 
 def _home_names(names: list[str], before: _HomeNames | None) -> _HomeNames:
@@ -103,8 +162,16 @@ def _block_directories(names: list[str], before: list[str] | None) -> list[str]:
     return [name for name in names if len(name) == BLOCK_DIRECTORY_DIGITS]
 
 
-def _attempts(names: list[str], before: frozenset[int] | None) -> frozenset[int]:
-    return frozenset(int(match[1]) for match in map(_CONTROL_INDEX.fullmatch, names) if match)
+def _control_files(names: list[str], before: _ControlFiles | None) -> _ControlFiles:
+    known, now = before or _ControlFiles(), set(names)
+    known.attempts -= set(_attempts(known.names - now))
+    known.attempts |= set(_attempts(now - known.names))
+    known.names = now
+    return known
+
+
+def _attempts(names: Iterable[str]) -> Iterator[int]:
+    return (int(match[1]) for match in map(_CONTROL_INDEX.fullmatch, names) if match)
 
 
 def _files(home: str, names: Iterable[str]) -> list[PartitionedFile]:

@@ -9,7 +9,8 @@ unfinished files; and an executor that dies by SIGKILL leaves all its files. The
   that gets none of its locks ends within a second. An executor has several janitors if its tasks use further
   directories later, or if its frames have different settings.
 * Every second a janitor removes unfinished files without a writer; every five seconds, finished files that
-  Spark has forgotten (`homes.lifetime` says which).
+  Spark has forgotten (`homes.lifetime` says which). Four times a second it looks which ones Spark knows,
+  because Spark may forget those of a small job within a second.
 * When the executor ends, the janitor deletes the homes and ends itself, within two seconds. If files are
   kept, or outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
 * If Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,
@@ -28,7 +29,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sortshuffle import calls
 from sortshuffle.errors import OUT_OF
@@ -43,6 +44,7 @@ from sortshuffle.storage.files.presence import is_gone, is_locked
 LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between checks of the executor and its unfinished files
 TICKS_PER_SWEEP = 5
+LOOKS_PER_TICK = 4
 TRIES = 10
 # seconds to retry after a system error: the system may lack descriptors for minutes. After that the home is
 # left to `sortshuffle clean`
@@ -136,9 +138,21 @@ def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
         for home, owner in owners.items():
             _tidy(home, owner, listings, whole=tick % TICKS_PER_SWEEP == 0)
         tick += 1
-        time.sleep(TICK)
+        for _ in range(LOOKS_PER_TICK):
+            time.sleep(TICK / LOOKS_PER_TICK)
+            _look(owners, listings)
         owners.update(_read_owners(unread))
     return owners
+
+
+def _look(owners: Mapping[str, Owner], listings: HomeListings) -> None:
+    """Let the listings note which finished files Spark knows now."""
+    for home, owner in owners.items():
+        try:
+            if not owner.keep:
+                listings.look(home, owner.local_directories)
+        except OSError:
+            pass  # the next look tries again
 
 
 def _read_owners(unread: dict[str, None]) -> dict[str, Owner]:

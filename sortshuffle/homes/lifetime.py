@@ -3,8 +3,10 @@
 A map output lives exactly as long as Spark's own shuffle files of the same task attempt. These are dead:
 
 * a ``.partial`` pair whose data file has no lock (its task failed or was killed);
-* a finished pair older than the grace time if none of the executor's local directories has
-  ``shuffle_<any>_<attempt>_0.index`` (Spark removes that when no frame can use it);
+* a finished pair if none of the executor's local directories has ``shuffle_<any>_<attempt>_0.index``, which
+  Spark removes when no frame can use it. Spark writes that file when the task ends. So a pair without it is
+  dead only if it is older than the grace time, or if the file was there earlier and is missing in two sweeps
+  (`HomeListings.dropped`). If this package has removed the file (`homes.loss`), the grace time is waited for;
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
 There are two exceptions for an executor that has ended. If Spark's own shuffle files outlive it
@@ -47,15 +49,22 @@ def dead_partials(home: str, now: float, listings: HomeListings | None = None) -
 def dead_outputs(
     home: str, owner: Owner, now: float, listings: HomeListings | None = None
 ) -> Iterator[PartitionedFile]:
-    """Yield the finished pairs that Spark has forgotten and that are older than the grace time. There is no
-    grace time if the executor has ended and left them to Spark. Raises OSError if Spark's directories cannot
-    be read. ``listings``: kept between sweeps."""
+    """Yield the finished pairs that Spark has forgotten, and those that it does not know and that are older
+    than the grace time. There is no grace time if the executor has ended and left them to Spark. Raises
+    OSError if Spark's directories cannot be read. ``listings``: kept between sweeps; without them nothing is
+    known of earlier looks."""
     if owner.keep or not owner.local_directories:
         return
     # check this before listing the files: no task of an ended executor adds one
     grace = float("-inf") if owner.leaves_outputs_to_spark and owner.has_ended() else owner.grace
-    forgotten = (listings or HomeListings()).forgotten(home, owner.local_directories)
-    dead = [file for file in forgotten if _last_touched(file, now) > grace]
+    looks = listings or HomeListings()
+    forgotten = looks.forgotten(home, owner.local_directories)
+    dropped = looks.dropped(home, forgotten)
+    dead = []
+    for file in forgotten:
+        age = _last_touched(file, now)
+        if age > grace or (file in dropped and now - age <= dropped[file]):
+            dead.append(file)
     if dead and listings is not None:  # rare: kept listings may be stale, so list again before a deletion
         forgotten_now = set(HomeListings().forgotten(home, owner.local_directories))
         dead = [file for file in dead if file in forgotten_now]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Iterable
 
 from sortshuffle import calls
@@ -29,6 +30,7 @@ def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, .
     owner = Owner.read(os.path.dirname(file.base))
     if owner is not None and owner.outlived:
         _keep_from_adoption(file)
+    _touch_all(os.path.dirname(file.base), file.attempt)
     remove_control_files(own_directories if owner is None else owner.local_directories, file.attempt)
 
 
@@ -39,6 +41,18 @@ def remove_control_files(directories: Iterable[str], attempt: int) -> None:
             calls.unlink(path)
         except OSError:
             continue  # another process may have removed it
+
+
+def _touch_all(home: str, attempt: int) -> None:
+    """Give the grace time to all map outputs of a task attempt: tasks that have its control rows may still
+    read those of its other exchanges, and the janitor cannot tell who removed Spark's file."""
+    pattern = os.path.join(glob.escape(home), f"*-attempt-{attempt}{DATA_SUFFIX}")
+    now = time.time()  # the system's own time for this call may lag behind the janitor's clock
+    for path in calls.iglob(pattern):
+        try:
+            calls.utime(path, (now, now))
+        except OSError:
+            continue  # it may be gone, or be of another user
 
 
 def _keep_from_adoption(file: PartitionedFile) -> None:

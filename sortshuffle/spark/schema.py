@@ -13,6 +13,8 @@ Only `parse_schema` needs a running Spark.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.types as at
 from pyspark.errors import PySparkException
@@ -101,6 +103,15 @@ def _from_ddl(ddl: str) -> st.DataType:
         return st.DataType.fromDDL(ddl)
     except PySparkException as error:
         raise UsageError(f"the schema {ddl!r} cannot be parsed: {error}") from error
+
+
+def schema_of_json(told: Any) -> st.StructType:
+    """Return the schema that Spark's JSON, once it is parsed, describes. Raises `UnsupportedError` if Python
+    does not know one of its types."""
+    try:
+        return st.StructType.fromJson(told)
+    except Exception as error:  # a user-defined type's module is imported, and may raise anything
+        raise UnsupportedError(f"a type of its columns is not known to Python: {error}") from error
 
 
 def to_arrow(schema: st.StructType, timezone: str) -> pa.Schema:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from engine import ROOT
+from example_jobs import JOBS, NAMES, example, in_order, result_of
 from java_options import java_options
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 import sortshuffle
 
-JOBS = ROOT / "examples" / "jobs"
-NAMES = sorted(path.stem for path in JOBS.glob("*.py"))
-DIGITS = 6  # to which floats are equal: sums are in the order of the rows
 PATIENCE = 240  # seconds; takes about 20
 SETTINGS = {
     "spark.master": "local[2]",
@@ -54,25 +50,12 @@ PYTHON_STEPS: dict[str, tuple[Step, str]] = {
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def job(request: pytest.FixtureRequest) -> ModuleType:
     """The job that a test's parameter names."""
-    monkeypatch.syspath_prepend(JOBS)
-    module = importlib.import_module(request.param)
-    cloudpickle.register_pickle_by_value(module)  # workers know nothing of it
-    return module
+    return example(request.param)
 
 
 each_job = pytest.mark.parametrize("job", NAMES, indirect=True)
-
-
-def rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, DIGITS)
-    return tuple(map(rounded, value)) if isinstance(value, list | tuple) else value
-
-
-def in_order(rows: Iterable[Any]) -> list[Any]:
-    return sorted((rounded(tuple(row)) for row in rows), key=repr)
 
 
 def test_there_are_jobs_of_eight_kinds() -> None:
@@ -94,18 +77,12 @@ def test_only_one_line_differs_from_plain_pyspark(name: str) -> None:
 
 @each_job
 def test_rows_are_those_of_plain_pyspark(job: ModuleType, spark: SparkSession, tmp_path: Path) -> None:
-    found = run(job, sortshuffle.session(spark), tmp_path / "ours")
-    expected = run(job, spark, tmp_path / "plain")
+    found = result_of(job, sortshuffle.session(spark), str(tmp_path / "ours"))
+    expected = result_of(job, spark, str(tmp_path / "plain"))
     assert found.schema == expected.schema
     rows = in_order(found.collect())
     assert len(rows) > 5
     assert rows == in_order(expected.collect())
-
-
-def run(job: ModuleType, spark: SparkSession, directory: Path) -> DataFrame:
-    job.data(spark, str(directory))
-    result: DataFrame = job.job(spark, str(directory))
-    return result
 
 
 @pytest.mark.parametrize("job", PYTHON_STEPS, indirect=True)
@@ -122,7 +99,7 @@ def test_python_functions_run_here(
 def test_as_a_program_it_shows_the_same(
     job: ModuleType, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(job, spark, tmp_path / "data").show(5)
+    result_of(job, spark, str(tmp_path / "data")).show(5)
     expected = capsys.readouterr().out
     assert re.search(r"^only showing top 5 rows$", expected, re.MULTILINE)
     assert output_of(job, tmp_path).startswith(expected)

@@ -24,6 +24,10 @@ import psutil
 import pytest
 
 GONE_S = 15.0  # in which what is ending must have ended: janitors and supervisors look round once a second
+# in which a Python worker must have ended whose daemon has: Spark closes the sockets of idle workers after a
+# minute, and looks for them every ten seconds
+WORKER_GONE_S = 80.0
+WORKER = "-m pyspark.daemon pyspark.worker"
 LOOK_S = 0.05
 MARK = "SORTSHUFFLE_TEST_RUN"
 
@@ -156,9 +160,12 @@ class Guard:
 
 def settled(before: Held) -> list[str]:
     """What is left when all has gone that goes by itself."""
-    deadline = time.monotonic() + GONE_S
+    started = time.monotonic()
     gc.collect()
-    while (left := held().beyond(before)) and time.monotonic() < deadline:
+    while left := held().beyond(before):
+        patience = WORKER_GONE_S if all(each.endswith(WORKER) for each in left) else GONE_S
+        if time.monotonic() > started + patience:
+            break
         time.sleep(LOOK_S)
         gc.collect()
     return left

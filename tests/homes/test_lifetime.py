@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -34,6 +36,7 @@ from sortshuffle.homes.lifetime import (
     sweep_ended,
     sweep_partials,
 )
+from sortshuffle.homes.loss import make_producer_run_again
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, executor_pid, is_running, process_namespace, process_start
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -446,6 +449,72 @@ def test_a_finished_pair_is_dead_when_it_is_old_and_spark_has_forgotten_it(home:
     assert dead_attempts(home, owner) == []
     aged(file, owner.grace + 1)
     assert dead_attempts(home, owner) == [204]
+
+
+def test_a_finished_pair_that_spark_has_known_and_forgotten_is_dead_at_once(
+    home: Path, owner: Owner, local: Path
+) -> None:
+    file, listings = write_pair(home, Pair(2)), HomeListings()
+    control = local / "0a" / "shuffle_0_204_0.index"
+    assert sweep(str(home), owner, listings) == []  # Spark does not know it yet
+    control.touch()
+    assert sweep(str(home), owner, listings) == []
+    control.unlink()
+    assert list(dead_outputs(str(home), owner, time.time())) == []  # whoever has not seen it waits
+    assert sweep(str(home), owner, listings) == []  # one look does not decide
+    assert sweep(str(home), owner, listings) == [file.base]
+    assert os.listdir(home) == []
+
+
+def test_the_output_of_an_executor_that_removes_its_directories_stays(
+    home: Path, owner: Owner, local: Path
+) -> None:
+    """It may outlive the executor, which removes its directories while its process still runs."""
+    listings = HomeListings()
+    write_pair(home, Pair(2))
+    (local / "0a" / "shuffle_0_204_0.index").touch()
+    sweep(str(home), owner, listings)
+    shutil.rmtree(local / "0a")
+    assert [sweep(str(home), owner, listings) for _ in range(3)] == [[], [], []]
+
+
+def test_a_pair_that_is_seen_again_is_missing_for_the_first_time_again(
+    home: Path, owner: Owner, local: Path
+) -> None:
+    file, listings = write_pair(home, Pair(2)), HomeListings()
+    control = local / "0a" / "shuffle_0_204_0.index"
+    for _ in range(3):
+        control.touch()
+        assert sweep(str(home), owner, listings) == []
+        control.unlink()
+        assert sweep(str(home), owner, listings) == []
+    assert sweep(str(home), owner, listings) == [file.base]
+
+
+def test_other_outputs_of_an_attempt_that_is_to_run_again_have_the_grace_time(
+    home: Path, owner: Owner, local: Path
+) -> None:
+    lost, listings = aged(write_pair(home, Pair(2)), 60), HomeListings()
+    other = re.sub(r"exchange-\d+", "exchange-99", lost.data_path)
+    shutil.copy2(lost.data_path, other)
+    (local / "0a" / "shuffle_0_204_0.index").touch()
+    sweep(str(home), owner, listings)
+    make_producer_run_again(lost, (str(local),))
+    assert os.listdir(local / "0a") == []
+    assert [sweep(str(home), owner, listings) for _ in range(3)] == [[], [], []]
+    assert os.path.exists(other)
+
+
+def test_what_is_known_of_a_pair_goes_with_it(home: Path, owner: Owner, local: Path) -> None:
+    file, listings = write_pair(home, Pair(2)), HomeListings()
+    control = local / "0a" / "shuffle_0_204_0.index"
+    control.touch()
+    sweep(str(home), owner, listings)
+    file.delete()
+    sweep(str(home), owner, listings)
+    control.unlink()
+    write_pair(home, Pair(2))
+    assert sweep(str(home), owner, listings) == []
 
 
 @pytest.mark.parametrize("newest", ["data_path", "index_path"])

@@ -187,6 +187,11 @@ def as_given(adaptor: Any, tables: Iterable[Any]) -> Iterable[Any]:
     return tables
 
 
+def in_worker(adaptor: Any) -> Any:
+    """The adaptor as a worker gets it, with the function itself."""
+    return cloudpickle.loads(cloudpickle.dumps(adaptor))
+
+
 def by_us(df: DataFrame, method: str, function: Any, schema: Any, keys: list[str]) -> list[str]:
     conf = FunctionConf.of(df.sparkSession)
     if method in GROUPS:
@@ -197,7 +202,7 @@ def by_us(df: DataFrame, method: str, function: Any, schema: Any, keys: list[str
         given = as_given(adaptor, given)
     else:
         adaptor, given = MAPS[method].of(function, schema, conf), input_batches(df)
-    adaptor = cloudpickle.loads(cloudpickle.dumps(adaptor))
+    adaptor = in_worker(adaptor)
     result = list(adaptor(iter(given)))
     assert all(batch.schema.equals(adaptor.declared.wire, check_metadata=True) for batch in result)
     for batch in result:

@@ -18,6 +18,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.accumulators import Accumulator
@@ -35,6 +36,7 @@ from sortshuffle.spark.operators.cogroups import cogroup
 from sortshuffle.spark.plan.chain import Rows
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
+Frames: TypeAlias = Iterator[pd.DataFrame]
 
 UTC = dt.timezone.utc
 LONG = "a text that is longer than a word of memory"
@@ -171,10 +173,10 @@ class OnlyPythonGroups:
     """The same of a frame's groups."""
 
     def __init__(self, frame: ShuffleFrame, groups: GroupedFrame) -> None:
-        self._groups = groups._groups(frame)
+        self._groups, self._twin = groups._groups(frame), frame._twin
 
     def agg(self, *exprs: Any) -> Rows:
-        return aggregates.aggregate(self._groups.rows, self._groups.keys, exprs)
+        return aggregates.aggregate(self._groups.rows, self._groups.keys, self._twin, exprs)
 
     def cogroup(self, other: OnlyPythonGroups, function: Callable[..., Any], schema: str) -> Rows:
         return cogroup(self._groups, other._groups, CoGroupInArrow, function, schema)
@@ -232,6 +234,18 @@ def counter_of_tasks(spark: SparkSession) -> tuple[Accumulator[int], Callable[[B
         yield from batches
 
     return calls, counted
+
+
+def counter_of_rows(spark: SparkSession) -> tuple[Accumulator[int], Callable[[Frames], Frames]]:
+    """A `mapInPandas` function that changes nothing, and the number of rows that have passed it."""
+    rows = spark.sparkContext.accumulator(0)
+
+    def counted(frames: Frames) -> Frames:
+        for frame in frames:
+            rows.add(len(frame))
+            yield frame
+
+    return rows, counted
 
 
 def last_line(rdd: Any) -> str:

@@ -1,22 +1,27 @@
 """`ConnectFrame`: the `ShuffleFrame` of Spark Connect. It is a DataFrame of PySpark's Connect kind. Its
 plan is made when a request to the server needs it.
 
-Columns of a frame name the id of its plan. So a frame of Python's side has a `DeferredPlan` from the
-beginning, with an id. Its shadow is not used: Spark Connect analyses nothing before a request.
+Columns of a frame name the id of its plan, and the server looks for it in the plan of a request. So a frame
+of Python's side has a `DeferredPlan` from the beginning, with an id. What Spark must do with the frame, it
+does on its shadow: a plan of the calls since the last function, in which the server finds all these ids.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql.connect import dataframe as connect
 from pyspark.sql.connect.plan import LogicalPlan
 
 from sortshuffle.spark.frame.delegation import delegating
+from sortshuffle.spark.frame.shadow import Shadow
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
+from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.session.requirements import plain_session
 
 
@@ -26,6 +31,15 @@ class DeferredPlan(LogicalPlan):
     def __init__(self, make: Callable[[], Any]) -> None:
         super().__init__(None)
         self._make = make
+        self._shared_id: int | None = None
+
+    @property
+    def _plan_id(self) -> int:
+        return super()._plan_id if self._shared_id is None else self._shared_id
+
+    def share_id(self, plan: LogicalPlan) -> None:
+        """Take the id of another plan of the same rows."""
+        self._shared_id = plan._plan_id
 
     def plan(self, session: Any) -> Any:
         relation = self._make()._plan.plan(session)
@@ -39,7 +53,12 @@ class DeferredPlan(LogicalPlan):
         return self._make()._plan.observations
 
 
-@delegating(connect.DataFrame)
+# Methods of PySpark that read the rows: those that Python makes
+_ACTIONS = {"collect", "count", "explain", "first", "foreach", "foreachPartition", "head", "isEmpty", "show"}
+_ACTIONS |= {"tail", "take", "toArrow", "toJSON", "toLocalIterator", "toPandas"}
+
+
+@delegating(connect.DataFrame, lambda frame, method: frame._target(method))
 class ConnectFrame(ShuffleFrame, connect.DataFrame):
     """A frame of a session of Spark Connect."""
 
@@ -54,7 +73,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         frame._session = session
         frame._support_repr_html = False
         frame._cached_schema = frame._cached_schema_serialized = frame._execution_info = None
-        frame._plan = DeferredPlan(frame._as_plain)
+        frame._plan = DeferredPlan(frame._to_spark)
         return frame
 
     @classmethod
@@ -63,10 +82,41 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         frame._cached_schema = plain._cached_schema
         return frame
 
+    def __deepcopy__(self, memo: Any) -> ConnectFrame:
+        return copy.copy(self)  # a frame's plan does not change, and its lock cannot be copied
+
+    def _target(self, method: str) -> DataFrame:
+        """Return the DataFrame on which a method of PySpark runs."""
+        return self if method in _ACTIONS or not self._is_in_python else self._for_spark()
+
+    def _for_spark(self) -> DataFrame:
+        return self._shadow.dataframe() if self._is_in_python else self._to_spark()
+
+    def _set_shadow(self, shadow: Shadow) -> None:
+        if shadow.is_call:  # otherwise Spark would not make the frame's rows, and its own plan is the base
+            super()._set_shadow(shadow)
+            dataframe: Any = shadow.dataframe()
+            self._plan.share_id(dataframe._plan)
+
+    @property
+    def _twin(self) -> DataFrame:
+        # without the rows of the shadow, whose stage the server would have to plan
+        context = self._chain.context
+        return empty_twin(context, self._chain.schema)
+
+    def _first_shadow(self) -> Shadow:
+        return Shadow.of_plan(connect.DataFrame(self._plan, plain_session(self._session)))
+
+    def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ConnectFrame:
+        """Keep the rows in Spark's cache. Spark makes those of calls after a function, as it will for the
+        frames that are derived from this one."""
+        shadow: Any = self._shadow.dataframe()
+        if self._is_in_python and shadow._plan is not self._plan:
+            self._plain = shadow
+        super().persist(storageLevel)
+        return self
+
     @property
     def _schema(self) -> Any:
         own = self._own_rows
         return super()._schema if own is None else own.schema
-
-    def _with_ids(self, plain: DataFrame, shadow: DataFrame) -> DataFrame:
-        return plain

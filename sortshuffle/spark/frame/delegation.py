@@ -3,6 +3,9 @@
 PySpark's methods name their own classes when they make a result. This is the one place where such results are
 replaced: by each class's ``_delegated``. An error of ours that a task raised reaches the driver as PySpark's;
 `own_errors` raises one that is both.
+
+A method that is called as a function, such as ``DataFrame.union(frame, other)``, reaches PySpark's own
+classes. `dispatch_to` leads such calls to ours.
 """
 
 from __future__ import annotations
@@ -11,26 +14,48 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sortshuffle.spark.worker_errors import own_error
 
 Class = TypeVar("Class", bound=type)
 
 
-def delegating(parent: type, target: Callable[[Any], Any] | None = None) -> Callable[[Class], Class]:
+Check: TypeAlias = "Callable[[Any, str, tuple[Any, ...], dict[str, Any]], None]"
+
+
+def delegating(
+    parent: type, target: Callable[[Any, str], Any] | None = None, check: Check | None = None
+) -> Callable[[Class], Class]:
     """Decorate a subclass of ``parent``. Every public method that it inherits from ``parent`` unchanged then
-    returns ``self._delegated(name, result, args)``. ``target``: returns the object of PySpark's on which
-    these methods run; None: this object itself."""
+    returns ``self._delegated(name, result, args)``. ``target``: returns the object of PySpark's on which the
+    method of a name runs; None: this object itself. ``check``: gets every call before it is made."""
 
     def decorate(cls: Class) -> Class:
         for name in dir(parent):
             inherited = inspect.getattr_static(parent, name)
             if _is_method(name, inherited) and inspect.getattr_static(cls, name) is inherited:
-                setattr(cls, name, _wrapping(name, inherited, target))
+                setattr(cls, name, _wrapping(name, inherited, target, check))
         return cls
 
     return decorate
+
+
+def dispatch_to(parent: type, subclass: type) -> None:
+    """Make calls of the public methods of ``parent`` as functions, such as ``DataFrame.union(frame, other)``,
+    reach the methods of the object's own class, if it is a ``subclass``."""
+    for name, method in list(vars(parent).items()):
+        if _is_method(name, method):
+            setattr(parent, name, _dispatching(name, method, subclass))
+
+
+def _dispatching(name: str, method: Callable[..., Any], subclass: type) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        own = getattr(type(args[0]), name) if args and isinstance(args[0], subclass) else method
+        return (method if own is call else own)(*args, **kwargs)
+
+    return call
 
 
 @contextmanager
@@ -50,15 +75,15 @@ def _is_method(name: str, attribute: Any) -> bool:
 
 
 def _wrapping(
-    name: str, method: Callable[..., Any], target: Callable[[Any], Any] | None
+    name: str, method: Callable[..., Any], target: Callable[[Any, str], Any] | None, check: Check | None
 ) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with own_errors():
-            if target is None:
-                result = method(self, *args, **kwargs)
-            else:
-                result = getattr(target(self), name)(*args, **kwargs)
+            if check is not None:
+                check(self, name, args, kwargs)
+            own = self if target is None else target(self, name)
+            result = method(self, *args, **kwargs) if own is self else getattr(own, name)(*args, **kwargs)
         return self._delegated(name, result, [*args, *kwargs.values()])
 
     return call

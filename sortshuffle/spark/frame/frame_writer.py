@@ -12,7 +12,7 @@ from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.parquet_job import ParquetJob
 
 
-@delegating(DataFrameWriter, lambda writer: writer._spark_writer())
+@delegating(DataFrameWriter, lambda writer, _: writer._spark_writer())
 class FrameWriter(DataFrameWriter):
     """Writes the rows of a frame, which `ShuffleFrame.write` makes it for. Parquet files on a local path are
     written by the Python workers (`parquet_job`). Spark writes everything else, with the same settings."""
@@ -111,7 +111,7 @@ class FrameWriter(DataFrameWriter):
 
     def _spark_writer(self) -> DataFrameWriter:
         """Return PySpark's writer, with the same settings."""
-        writer = self._frame._as_plain().write
+        writer = self._frame._to_spark().write
         for setting, args, kwargs in self._settings:
             writer = getattr(writer, setting)(*args, **kwargs)
         return writer

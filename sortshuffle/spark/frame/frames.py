@@ -11,22 +11,28 @@ from sortshuffle.errors import UsageError
 from sortshuffle.spark.frame.classic_frame import ClassicFrame
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 from sortshuffle.spark.frame.two_sided import rows_of
+from sortshuffle.spark.operators.dataframe_facts import DataFrameFacts
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.session.requirements import is_classic
 
 
 def frame(df: DataFrame) -> ShuffleFrame:
-    """Make a `ShuffleFrame` of any DataFrame, whose own plan runs in Spark, in the same stage. What follows
-    runs in Python, as far as this package can.
+    """Make a `ShuffleFrame` of any DataFrame. What follows runs in Python, as far as this package can. The
+    DataFrame's own plan runs in Spark, in the same stage. If it is nothing but a scan of Parquet files, the
+    workers read them, as `sortshuffle.read` does.
 
     Raises `UnsupportedError` for streaming frames and for columns that Arrow cannot carry, and `OptionError`
     for a wrong ``spark.sortshuffle.*`` setting.
     """
     if isinstance(df, ShuffleFrame):
-        return df._taken("frame")
+        return df._to_python("frame")
     if not isinstance(df, DataFrame):
         raise UsageError(f"frame() takes a DataFrame, not {type(df).__name__}")
-    return frame_of(rows_of(df), df.sparkSession)
+    facts = DataFrameFacts.of(df)
+    frame = frame_of(rows_of(df, facts), df.sparkSession)
+    if facts.reads_files:
+        frame._facts = facts
+    return frame
 
 
 def broadcast(frame: DataFrame) -> ShuffleFrame:
@@ -39,9 +45,9 @@ def broadcast(frame: DataFrame) -> ShuffleFrame:
     """
     if not isinstance(frame, ShuffleFrame):
         raise UsageError(f"broadcast() takes a ShuffleFrame, not {type(frame).__name__}: wrap it in frame()")
-    taken = frame._taken("broadcast")
-    marked = taken._derive(replace(taken._rows, broadcast=True))
-    marked._make_shadow, marked._sources = taken._shadow, (taken,)
+    in_python = frame._to_python("broadcast")
+    marked = in_python._derive(replace(in_python._rows, broadcast=True))
+    marked._set_shadow(in_python._shadow)
     return marked
 
 

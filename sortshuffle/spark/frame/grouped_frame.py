@@ -14,13 +14,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql import Column, GroupedData, PandasCogroupedOps
+from pyspark.sql import Column, DataFrame, GroupedData, PandasCogroupedOps
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import ColumnError, UnsupportedError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.frame.delegation import delegating
-from sortshuffle.spark.frame.two_sided import TwoSidedFrame, attempt
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame, attempt, copied
 from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
 from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.operators import aggregates
@@ -32,20 +32,30 @@ from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.steps.group_steps import GroupApply
 
 
-@delegating(GroupedData, lambda groups: groups._spark_groups())
+@delegating(GroupedData, lambda groups, _: groups._spark_groups())
 class GroupedFrame(GroupedData):
     """The groups of a frame. ``columns``: the arguments of ``groupBy``; None for groups of another kind, such
-    as a pivot's. ``make``: makes PySpark's groups."""
+    as a cube's. ``make``: makes PySpark's groups of a DataFrame; None if they are made (`of_made`)."""
 
-    def __init__(self, frame: Any, columns: Sequence[Any] | None, make: Callable[[], Any]) -> None:
+    def __init__(
+        self, frame: Any, columns: Sequence[Any] | None, make: Callable[[DataFrame], Any] | None
+    ) -> None:
         self._df = frame
         self._columns = columns
         self._make = make
         self._made: Any = None
 
+    @classmethod
+    def of_made(cls, frame: Any, columns: Sequence[Any] | None, made: Any) -> GroupedFrame:
+        """Return the groups of a frame that PySpark has made."""
+        groups = cls(frame, columns, None)
+        groups._made = made
+        return groups
+
     def _spark_groups(self) -> Any:
         if self._made is None:
-            self._made = self._make()
+            assert self._make is not None
+            self._made = self._make(self._df._for_spark())
         return self._made
 
     @property
@@ -53,13 +63,15 @@ class GroupedFrame(GroupedData):
         return self._spark_groups()._jgd
 
     @property
+    def _grouping_cols(self) -> Any:  # of Connect's groups, which read it of the other side in `cogroup`
+        return self._spark_groups()._grouping_cols
+
+    @property
     def session(self) -> Any:
         return self._df.sparkSession
 
     def __repr__(self) -> str:
-        if self._columns is None or self._made is not None:
-            return repr(self._spark_groups())
-        return repr(self._df._shadow().groupBy(*self._columns))
+        return repr(self._made if self._make is None else self._make(self._df._shadow.dataframe()))
 
     def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         return self._df._delegated(method, result, args)
@@ -103,13 +115,11 @@ class GroupedFrame(GroupedData):
     def agg(self, *exprs: Column | dict[str, str]) -> Any:
         """Aggregate each group into a row, as in PySpark. Python computes the functions of plain columns that
         docs/spark.md lists. Rows are aggregated before the shuffle too, as far as that makes them fewer."""
-        return self._aggregate(
-            "agg", exprs, lambda groups: aggregates.aggregate(groups.rows, groups.keys, exprs)
-        )
+        return self._aggregate("agg", exprs, functools.partial(aggregates.aggregate, exprs=exprs))
 
     def count(self) -> Any:
         """Count the rows of each group."""
-        return self._aggregate("count", (), lambda groups: aggregates.count(groups.rows, groups.keys))
+        return self._aggregate("count", (), aggregates.count)
 
     def sum(self, *cols: str) -> Any:
         """Return the sums of the named columns, or of all numeric ones."""
@@ -131,28 +141,40 @@ class GroupedFrame(GroupedData):
 
     def _numeric(self, method: str, cols: tuple[str, ...]) -> Any:
         return self._aggregate(
-            method, cols, lambda groups: aggregates.numeric(groups.rows, groups.keys, method, cols)
+            method, cols, functools.partial(aggregates.numeric, function=method, cols=cols)
         )
 
-    def _aggregate(self, method: str, args: tuple[Any, ...], operator: Callable[[GroupedRows], Rows]) -> Any:
-        """Aggregate in Python if the rows are there: an aggregate does not take rows from Spark."""
-        frame = self._df
+    def _aggregate(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        operator: Callable[[Rows, tuple[int, ...], DataFrame], Rows],
+    ) -> Any:
+        """Aggregate in Python if the rows are there: an aggregate does not take rows from Spark. ``operator``
+        gets the rows, the keys and the frame's twin."""
+        frame, args = self._df, copied(args)
         by_spark = functools.partial(self._by_spark, method, *args)
-        if frame._own_rows is None:
+        if not frame._is_in_python:
             return by_spark()
 
         def aggregate(frame: Any) -> Any:
-            return frame._derive(operator(self._groups(frame)))
+            groups = self._groups(frame)
+            return frame._derive(operator(groups.rows, groups.keys, frame._twin))
 
-        def shadow() -> Any:
-            return getattr(frame._shadow().groupBy(*self._columns or ()), method)(*args)
+        make = self._make
 
-        return attempt(frame, method, aggregate, by_spark, shadow, (frame,))
+        def aggregated(shadow: DataFrame) -> DataFrame:
+            assert make is not None
+            made: DataFrame = getattr(make(shadow), method)(*args)
+            return made
+
+        shadow = frame._shadow_by(aggregated) if make is not None else None
+        return attempt(frame, method, aggregate, by_spark, shadow)
 
     # ---- inside -------------------------------------------------------------------------------------
 
     def _by_spark(self, method: str, *args: Any) -> Any:
-        return self._df._wrap(getattr(self._spark_groups(), method)(*args), args)
+        return self._df._wrap(method, getattr(self._spark_groups(), method)(*args), args)
 
     def _groups(self, frame: TwoSidedFrame) -> GroupedRows:
         """Return the groups of ``frame``, which is the grouped frame on Python's side. Raises `UsageError`
@@ -169,7 +191,7 @@ class GroupedFrame(GroupedData):
         return GroupedRows(rows, keys)
 
 
-@delegating(PandasCogroupedOps, lambda groups: groups._spark_groups())
+@delegating(PandasCogroupedOps, lambda groups, _: groups._spark_groups())
 class CoGroupedFrame(PandasCogroupedOps):
     """The groups of two frames. The function gets both groups of each key, of which one may be empty."""
 
@@ -203,13 +225,14 @@ class CoGroupedFrame(PandasCogroupedOps):
         def apply(frame: Any) -> Any:
             if not isinstance(right, GroupedFrame):
                 raise UnsupportedError("the groups of the other side are those of an ordinary DataFrame")
-            other = right._df._taken_by_function("cogroup")
+            other = right._df._for_function("cogroup")
             return frame._derive(
                 cogroup(left._groups(frame), right._groups(other), adaptor, func, schema), other
             )
 
         def by_spark() -> Any:
-            return left._df._wrap(getattr(self._spark_groups(), method)(func, schema), [right._df])
+            made = getattr(self._spark_groups(), method)(func, schema)
+            return left._df._wrap("cogroup", made, [right._df])
 
         return attempt(left._df, "cogroup", apply, by_spark)
 

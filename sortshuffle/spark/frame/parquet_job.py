@@ -5,6 +5,9 @@ keeps exactly one attempt's row per partition, so the rows that arrive at the dr
 files of the manifest are moved to another directory, and then one rename makes that directory the target.
 Appending moves the files one by one, and removes them all again if one cannot be moved.
 
+Readers find what they find in Spark's files: types, columns without nulls, and Spark's schema as metadata,
+with comments and types such as varchar. Settings and types that Python does not follow are refused.
+
 By then the paths of attempts that lost, or are still being cancelled, no longer exist.
 
 Every worker must see the paths as local ones (one machine, or a shared mount).
@@ -15,11 +18,22 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql.types import ArrayType, DataType, DayTimeIntervalType, MapType, NullType, StructType
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DayTimeIntervalType,
+    MapType,
+    NullType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+)
 
 from sortshuffle import calls
 from sortshuffle.errors import UnsupportedError, UsageError
@@ -33,41 +47,59 @@ MODES = ("error", "errorifexists", "default", "append", "overwrite", "ignore")
 CODECS = {"none": "none", "uncompressed": "none", "lz4_raw": "lz4"}
 CODECS |= {name: name for name in ("snappy", "gzip", "zstd", "lz4", "brotli")}
 SPARK_SCHEMA_KEY = "org.apache.spark.sql.parquet.row.metadata"
+SPARK_VERSION_KEY = "org.apache.spark.version"  # without it, readers' settings say which calendar days are of
+FIELD_ID_KEY = "parquet.field.id"
+SUCCESS_FILE = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
+TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
+FOLLOWED = {
+    "spark.sql.parquet.writeLegacyFormat": "false",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.output.committer.class": "org.apache.parquet.hadoop.ParquetOutputCommitter",
+    "spark.sql.sources.commitProtocolClass": (
+        "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
+    ),
+    "spark.sql.files.maxRecordsPerFile": "0",
+}
+"""Settings that only Spark's writer follows, and the values by which Python writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetJob:
     """Writes the rows of a chain below ``target``, a local path. ``new_run``: returns the number for the
-    result stage. ``how``: what to do if the target exists. ``codec``: pyarrow's name of the compression."""
+    result stage. ``how``: what to do if the target exists. ``codec``: pyarrow's name of the compression.
+    ``int96``: the representation of timestamps."""
 
     chain: Chain
     new_run: Callable[[], int]
     target: str
     how: str
     codec: str
+    int96: bool
 
     @staticmethod
     def of(
         chain: Chain, new_run: Callable[[], int], path: str, how: str = "error", codec: str | None = None
     ) -> ParquetJob:
         """Check the arguments. Raises `UsageError` if one is wrong, or if the target exists and the mode
-        forbids that, and `UnsupportedError` for paths that are not local and for column types that Spark
-        cannot write to Parquet."""
+        forbids that, and `UnsupportedError` for paths that are not local, and for settings and column types
+        by which only Spark writes."""
         how = str(how).lower()
         if how not in MODES:
             raise UsageError(f"mode {how!r} is not one of {', '.join(MODES)}")
         target = _local(chain.context.spark, path)
         _check_fields("the frame", "", chain.schema)
+        _check_names(chain.schema.names, chain.context.case_sensitive)
         if calls.exists(target):
             if how not in ("append", "overwrite", "ignore"):
                 raise UsageError(f'{target} exists: choose mode("overwrite"), "append" or "ignore"')
             if how == "append" and not calls.isdir(target):
                 raise UsageError(f"{target} is not a directory, and only to one can files be appended")
-        conf = chain.context.spark.conf
-        if int(str(conf.get("spark.sql.files.maxRecordsPerFile", "0"))) > 0:
-            raise UnsupportedError("only Spark limits the records of a file")
-        default = conf.get("spark.sql.parquet.compression.codec")
-        return ParquetJob(chain, new_run, target, how, _codec(codec or str(default)))
+            _check_parent(target)
+        _check_settings(chain.context.spark)
+        int96 = _is_int96(chain.context.spark, chain.schema)
+        default = chain.context.spark.conf.get("spark.sql.parquet.compression.codec")
+        return ParquetJob(chain, new_run, target, how, _codec(codec or str(default)), int96)
 
     def run(self) -> None:
         """Run the frame and write its rows, one file per non-empty partition. A frame without rows writes one
@@ -92,8 +124,13 @@ class ParquetJob:
         _refresh(self.chain.context.spark, self.target)
 
     def _closing(self, directory: str, job: str) -> WriteParquet:
-        schema = self.chain.wire.with_metadata({SPARK_SCHEMA_KEY: self.chain.schema.json()})
-        return WriteParquet(directory, job, self.codec, schema)
+        version = str(self.chain.context.spark.version)
+        metadata = {SPARK_VERSION_KEY: version, SPARK_SCHEMA_KEY: self.chain.schema.json()}
+        fields = [
+            wire.with_nullable(declared.nullable)
+            for wire, declared in zip(self.chain.wire, self.chain.schema, strict=True)
+        ]
+        return WriteParquet(directory, job, self.codec, pa.schema(fields, metadata), self.int96)
 
     def _run(self, closing: WriteParquet) -> list[str]:
         """Run the frame. Return the names of the files to commit."""
@@ -156,6 +193,8 @@ def _move_into(whole: str, target: str, names: Sequence[str]) -> None:
 
 def _local(spark: Any, path: str) -> str:
     """Return the local path that ``path`` means to Spark."""
+    if not isinstance(path, str):
+        raise UsageError(f"a path is a text, not {type(path).__name__}")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", path)
     if scheme is None and is_classic(spark):
         default = str(spark._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:")
@@ -173,17 +212,74 @@ def _local(spark: Any, path: str) -> str:
     return calls.realpath(plain)  # write to the target of a link, and leave the link
 
 
+def _check_parent(target: str) -> None:
+    """Raise `UnsupportedError` if files beside an existing target cannot be moved into it, or not be made."""
+    parent = os.path.dirname(target)
+    if calls.stat(parent).st_dev != calls.stat(target).st_dev:
+        raise UnsupportedError(
+            f"{target} is on a file system of its own, and only Spark writes right into it"
+        )
+    if not calls.access(parent, os.W_OK):
+        raise UnsupportedError(f"{parent} is not writable, and only Spark writes right into {target}")
+
+
 def _codec(name: str) -> str:
     if str(name).lower() not in CODECS:
         raise UsageError(f"compression {name!r} is not one of {', '.join(CODECS)}")
     return CODECS[str(name).lower()]
 
 
+def _check_names(names: Sequence[str], case_sensitive: bool) -> None:
+    different = set(names) if case_sensitive else {name.lower() for name in names}
+    if len(different) < len(names):
+        raise UnsupportedError("two columns have names that only differ in their case, which Spark refuses")
+
+
+def _check_settings(spark: Any) -> None:
+    """Raise `UnsupportedError` if a setting of Spark or of Hadoop asks for what only Spark writes."""
+    for name, value in FOLLOWED.items():
+        found = str(spark.conf.get(name, value))
+        if found.lower() != value.lower():
+            raise UnsupportedError(f"only Spark writes by {name}={found}")
+    if not is_classic(spark):
+        return  # the server's Hadoop settings are not known
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
+    if not hadoop.getPropsWithPrefix("parquet.").isEmpty():
+        raise UnsupportedError("only Spark's Parquet writer follows Hadoop's settings parquet.*")
+    if not hadoop.getBoolean(SUCCESS_FILE, True):
+        raise UnsupportedError(f"only Spark writes by {SUCCESS_FILE}=false")
+
+
+def _is_int96(spark: Any, schema: StructType) -> bool:
+    """Return whether timestamps are written as Spark does by default. Raises `UnsupportedError` for other
+    representations that pyarrow does not write in the same way."""
+    kinds = {type(kind) for kind in _kinds(schema)}
+    chosen = str(spark.conf.get(TIMESTAMPS)).upper()
+    if TimestampType not in kinds or chosen == "TIMESTAMP_MICROS":
+        return False
+    if chosen != "INT96":
+        raise UnsupportedError(f"only Spark writes by {TIMESTAMPS}={chosen}")
+    if TimestampNTZType in kinds:
+        raise UnsupportedError("only Spark writes timestamps with and without a time zone in different ways")
+    return True
+
+
+def _kinds(kind: DataType) -> Iterator[DataType]:
+    """Yield a type and those in it."""
+    yield kind
+    if isinstance(kind, ArrayType):
+        yield from _kinds(kind.elementType)
+    elif isinstance(kind, MapType):
+        yield from _kinds(kind.keyType)
+        yield from _kinds(kind.valueType)
+    elif isinstance(kind, StructType):
+        for each in kind:
+            yield from _kinds(each.dataType)
+
+
 def _check_type(path: str, kind: DataType) -> None:
-    if isinstance(kind, NullType | DayTimeIntervalType):
-        raise UnsupportedError(
-            f"column {path} of type {kind.simpleString()} cannot be written to Parquet: cast it first"
-        )
+    if isinstance(kind, NullType | DayTimeIntervalType | TimeType):
+        raise UnsupportedError(f"only Spark writes, or refuses, column {path} of type {kind.simpleString()}")
     if isinstance(kind, ArrayType):
         _check_type(f"{path}.element", kind.elementType)
     elif isinstance(kind, MapType):
@@ -197,4 +293,6 @@ def _check_fields(what: str, prefix: str, kind: StructType) -> None:
     if not kind.fields:
         raise UnsupportedError(f"{what} has no columns, and Parquet cannot hold that")
     for each in kind:
+        if FIELD_ID_KEY in (each.metadata or {}):
+            raise UnsupportedError(f"only Spark writes the field id of the column {prefix}{each.name}")
         _check_type(f"{prefix}{each.name}", each.dataType)

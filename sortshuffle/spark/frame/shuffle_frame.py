@@ -27,7 +27,13 @@ from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark.frame.delegation import own_errors
 from sortshuffle.spark.frame.frame_writer import FrameWriter
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
-from sortshuffle.spark.frame.two_sided import TwoSidedFrame, exchanging, in_python, taking_rows
+from sortshuffle.spark.frame.two_sided import (
+    TwoSidedFrame,
+    copied,
+    python_exchange,
+    python_function,
+    python_operator,
+)
 from sortshuffle.spark.functions.maps import MapFunction, MapInArrow, MapInPandas
 from sortshuffle.spark.operators import aggregates, columns, joins, sorting
 from sortshuffle.spark.operators import rows as row_operators
@@ -50,8 +56,9 @@ from sortshuffle.spark.operators.selection import reading_only, select_columns
 from sortshuffle.spark.operators.translation import filter_of, projection_of
 from sortshuffle.spark.parquet.pruning import binds
 from sortshuffle.spark.plan import explain as explaining
-from sortshuffle.spark.plan.chain import Rows, next_number
-from sortshuffle.spark.plan.origins import ParquetOrigin
+from sortshuffle.spark.plan.chain import Chain, Rows, next_number
+from sortshuffle.spark.plan.kept_rows import keep, kept, release
+from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.steps.selection_steps import Filter
@@ -78,23 +85,23 @@ class ShuffleFrame(TwoSidedFrame):
     def schema(self) -> StructType:
         """Spark's schema of the rows."""
         own = self._own_rows
-        return self._as_plain().schema if own is None else own.schema
+        return self._to_spark().schema if own is None else own.schema
 
     @property
     def isStreaming(self) -> bool:
         """Whether the rows come from a stream."""
-        return self._own_rows is None and self._as_plain().isStreaming
+        return not self._is_in_python and self._to_spark().isStreaming
 
     def printSchema(self, level: int | None = None) -> None:
         """Print the schema as a tree."""
-        self._shadow().printSchema(level)
+        self._shadow.dataframe().printSchema(level)
 
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
         """Print the plan: on Python's side the stages, the steps chained in each, and, after a run, the work
         that each has done; otherwise Spark's plan. After it come the places where rows go from Spark to
         Python or back. With ``extended`` or ``mode``: Spark's plan, as in PySpark."""
-        if self._own_rows is None or extended is not None or mode is not None:
-            self._as_plain().explain(extended, mode)
+        if not self._is_in_python or extended is not None or mode is not None:
+            self._to_spark().explain(extended, mode)
         else:
             print(explaining.text(self._chain, self.stage_totals(), self._runs))
         if self._crossings:
@@ -104,14 +111,14 @@ class ShuffleFrame(TwoSidedFrame):
     def stage_totals(self) -> list[StageTotals]:
         """Return the work of all tasks so far, per stage, for this frame and those made from the same source.
         The list is empty over Spark Connect, where tasks cannot report."""
-        if self._own_rows is None:
+        if not self._is_in_python:
             return []
         reports = (each for source in self._chain.reports() for each in source.value.items())
         return stage_totals(reports)
 
     # ---- functions on batches ---------------------------------------------------------------------
 
-    @taking_rows
+    @python_function
     def mapInArrow(
         self,
         func: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
@@ -123,7 +130,7 @@ class ShuffleFrame(TwoSidedFrame):
         _check_plain_stage("mapInArrow", barrier, profile)
         return self._map(MapInArrow.of(func, schema, self._chain.context.conf))
 
-    @taking_rows
+    @python_function
     def mapInPandas(
         self,
         func: Callable[[Iterator[Any]], Iterator[Any]],
@@ -137,7 +144,7 @@ class ShuffleFrame(TwoSidedFrame):
 
     # ---- columns and rows -------------------------------------------------------------------------
 
-    @in_python
+    @python_operator
     def select(self, *cols: Any) -> ShuffleFrame:
         """Select columns and expressions, like `DataFrame.select`. Arrow computes the expressions that it is
         known to compute like Spark."""
@@ -164,12 +171,12 @@ class ShuffleFrame(TwoSidedFrame):
             names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
         return positions, names
 
-    @in_python
+    @python_operator
     def selectExpr(self, *expr: Any) -> ShuffleFrame:
         """Select SQL expressions, like `DataFrame.selectExpr`."""
         return self._project("selectExpr", *expr)
 
-    @in_python
+    @python_operator
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
         """Drop columns, like `DataFrame.drop`. Unknown names are ignored."""
         case_sensitive = self._chain.context.case_sensitive
@@ -177,41 +184,49 @@ class ShuffleFrame(TwoSidedFrame):
         kept = tuple(at for at in range(len(self.columns)) if at not in dropped)
         return self._apply(select_columns, kept, [self.columns[at] for at in kept])
 
-    @in_python
+    @python_operator
     def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
         """Add a column, like `DataFrame.withColumn`, or replace the column of this name. The value is one of
         Spark's expressions, or an Arrow expression such as ``pyarrow.compute.field("k") + 1``."""
         if not isinstance(col, Column | pc.Expression):
             raise UsageError(f"withColumn() takes a Column, not {type(col).__name__}")
-        return self._with_columns({colName: col})
+        if isinstance(col, Column):
+            return self._project("withColumn", colName, col)
+        return self._with_arrow({colName: col})
 
-    @in_python
+    @python_operator
     def withColumns(self, *colsMap: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
         """Add several columns, like `DataFrame.withColumns`. No expression sees the result of another."""
         if len(colsMap) != 1 or not isinstance(colsMap[0], Mapping):
             raise UsageError("withColumns() takes one dict of names and columns")
-        return self._with_columns(colsMap[0])
+        if not any(isinstance(column, pc.Expression) for column in colsMap[0].values()):
+            return self._project("withColumns", colsMap[0])
+        return self._with_arrow(colsMap[0])
 
-    def _with_columns(self, new: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
-        if not any(isinstance(column, pc.Expression) for column in new.values()):
-            return self._project("withColumns", new)
-        frame = self._apply(columns.with_columns, new)
+    def _with_arrow(self, new: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
+        """Return the frame with new columns, of which some are Arrow expressions."""
+        frame = self._apply(columns.with_columns, new, self._twin)
         # Spark does not know Arrow's expressions, but their types
         types = {name: sf.lit(None).cast(frame.schema[name].dataType) for name in new}
-        frame._make_shadow, frame._sources = lambda: self._shadow().withColumns(types), (self,)
+        frame._set_shadow(self._base_shadow(lambda shadow: shadow.withColumns(types)))
         return frame
 
-    @in_python
+    @python_operator
     def withColumnRenamed(self, existing: str, new: str) -> ShuffleFrame:
         """Rename a column, like `DataFrame.withColumnRenamed`. An unknown name is ignored."""
-        return self._apply(columns.with_columns_renamed, {existing: new})
+        return self._renamed(self._twin.withColumnRenamed(existing, new))
 
-    @in_python
+    @python_operator
     def withColumnsRenamed(self, colsMap: Mapping[str, str]) -> ShuffleFrame:
         """Rename several columns, like `DataFrame.withColumnsRenamed`."""
-        return self._apply(columns.with_columns_renamed, colsMap)
+        return self._renamed(self._twin.withColumnsRenamed(colsMap))
 
-    @in_python
+    def _renamed(self, twin: DataFrame) -> ShuffleFrame:
+        """Return the frame with the column names of ``twin``."""
+        names = twin.schema.names
+        return self._apply(select_columns, tuple(range(len(names))), names)
+
+    @python_operator
     def filter(self, condition: pc.Expression | Column | str) -> ShuffleFrame:
         """Keep the rows for which a condition is true, like `DataFrame.filter`. Arrow evaluates conditions of
         Spark's that it is known to evaluate alike, and Arrow expressions such as
@@ -224,26 +239,26 @@ class ShuffleFrame(TwoSidedFrame):
         if isinstance(condition, pc.Expression):
             _check_condition(condition, self._chain.wire)
             frame = self._filter(condition)
-            # Spark cannot make one: it does not know the condition
-            frame._make_shadow, frame._sources = self._shadow, (self,)
+            # a node of its own, in place of a filter: Spark does not know the condition
+            frame._set_shadow(self._base_shadow(lambda shadow: shadow.select("*")))
             return frame
-        shadow = self._shadow()
-        filtered = shadow.filter(condition)
-        expression = filter_of(shadow, filtered, self._chain.context.conf.timezone)
+        shadow = self._shadow_of("filter", (condition,), {})
+        conf = self._chain.context.conf
+        expression = filter_of(self._shadow.dataframe(), shadow.dataframe(), conf.timezone)
         if expression is None:
-            raise UnsupportedError(_computed_by_spark("filter", (condition,)))
+            raise UnsupportedError(_not_in_arrow(f"filter({_shown((condition,))})"))
         frame = self._filter(expression)
-        frame._set_shadow(filtered, self)
+        frame._set_shadow(shadow)
         return frame
 
     where = filter
 
-    @in_python
+    @python_operator
     def limit(self, num: int) -> ShuffleFrame:
         """Keep the first ``num`` rows in partition order, in one partition, like `DataFrame.limit`."""
         return self._apply(row_operators.limit, num)
 
-    @in_python
+    @python_operator
     def sample(
         self,
         withReplacement: float | bool | None = None,
@@ -252,16 +267,18 @@ class ShuffleFrame(TwoSidedFrame):
     ) -> ShuffleFrame:
         """Sample rows, like `DataFrame.sample`: each with the probability ``fraction``, or, with replacement,
         ``fraction`` times on average. The same seed and partitions give the same rows, but not Spark's."""
-        return self._apply(row_operators.sample, withReplacement, fraction, seed)
+        return self._apply(row_operators.sample, withReplacement, fraction, seed, self._twin)
 
-    @in_python
+    @python_operator
     def alias(self, alias: str) -> ShuffleFrame:
         """Return the frame under a name, by which expressions can qualify its columns: ``"a.k"``."""
         frame = self._derive(self._rows)
-        frame._set_shadow(self._shadow().alias(alias), self)
+        shadow = self._shadow_of("alias", (alias,), {})
+        shadow.dataframe()  # a wrong call fails here
+        frame._set_shadow(shadow)
         return frame
 
-    @in_python
+    @python_operator
     def hint(self, name: str, *parameters: Any) -> ShuffleFrame:
         """Return the frame with a hint, like `DataFrame.hint`. ``"broadcast"`` marks it for joins in Python,
         as `sortshuffle.broadcast` does."""
@@ -269,7 +286,7 @@ class ShuffleFrame(TwoSidedFrame):
             raise UnsupportedError("only Spark's planner follows hints other than broadcast")
         return self._derive(replace(self._rows, broadcast=True))
 
-    @in_python
+    @python_operator
     def union(self, other: DataFrame) -> ShuffleFrame:
         """Append the rows of another frame, with columns matched by position, like `DataFrame.union`."""
         right = self._other(other, "union")
@@ -277,28 +294,28 @@ class ShuffleFrame(TwoSidedFrame):
 
     unionAll = union  # noqa: N815  PySpark's name
 
-    @in_python
+    @python_operator
     def unionByName(self, other: DataFrame, allowMissingColumns: bool = False) -> ShuffleFrame:
         """Append the rows of another frame, with columns matched by name, like `DataFrame.unionByName`."""
         right = self._other(other, "unionByName")
         return self._derive(row_operators.union_by_name(self._rows, right._rows, allowMissingColumns), right)
 
-    @in_python
+    @python_operator
     def distinct(self) -> ShuffleFrame:
         """Keep one of each set of equal rows, like `DataFrame.distinct`."""
-        return self._apply(aggregates.distinct)
+        return self._apply(aggregates.distinct, self._twin)
 
-    @in_python
+    @python_operator
     def dropDuplicates(self, subset: list[str] | None = None) -> ShuffleFrame:
         """Keep one row for each combination of values in the columns of ``subset``, or in all columns, like
         `DataFrame.dropDuplicates`."""
-        return self._apply(aggregates.drop_duplicates, subset)
+        return self._apply(aggregates.drop_duplicates, subset, self._twin)
 
     drop_duplicates = dropDuplicates
 
     # ---- shuffles ---------------------------------------------------------------------------------
 
-    @exchanging
+    @python_exchange
     def repartition(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
         """Repartition by Spark's hash of the columns, or evenly if none is named, like PySpark's method.
 
@@ -310,7 +327,7 @@ class ShuffleFrame(TwoSidedFrame):
             return self._apply(exchange_rows, RoundRobin(), count)
         return self._apply(hash_exchanged, tuple(self._position(column) for column in columns), count)
 
-    @exchanging
+    @python_exchange
     def repartitionByRange(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
         """Repartition into ascending ranges of the columns' values, like `DataFrame.repartitionByRange`.
 
@@ -329,7 +346,7 @@ class ShuffleFrame(TwoSidedFrame):
             keys.setdefault(key, SortKey(key, descending, nulls_last))  # a repeated column decides nothing
         return self._apply(exchange_rows, Range(tuple(keys.values()), count, next_number()), count)
 
-    @exchanging
+    @python_exchange
     def repartitionById(self, numPartitions: int, partitionIdCol: ColumnLike) -> ShuffleFrame:
         """Move each row to the partition whose number is in an int column, like `DataFrame.repartitionById`.
 
@@ -343,12 +360,12 @@ class ShuffleFrame(TwoSidedFrame):
         check_id_column(self.schema.fields[key])
         return self._apply(exchange_rows, Id(key), _check_count("repartitionById", numPartitions))
 
-    @in_python
+    @python_operator
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
         """Combine partitions into fewer, without a shuffle, like `DataFrame.coalesce`."""
-        return self._apply(row_operators.coalesce, numPartitions, self._as_plain)
+        return self._apply(row_operators.coalesce, numPartitions, self._to_spark)
 
-    @in_python
+    @python_operator
     def sort(self, *cols: Any, **kwargs: Any) -> ShuffleFrame:
         """Sort the rows over all partitions, like `DataFrame.sort`, into at most
         ``spark.sql.shuffle.partitions`` partitions. Samples the rows as `repartitionByRange` does.
@@ -357,7 +374,7 @@ class ShuffleFrame(TwoSidedFrame):
 
     orderBy = sort  # noqa: N815
 
-    @in_python
+    @python_operator
     def sortWithinPartitions(self, *cols: Any, **kwargs: Any) -> ShuffleFrame:
         """Sort each partition, like `DataFrame.sortWithinPartitions`."""
         return self._apply(sorting.sort_within_partitions, cols, kwargs.get("ascending", True))
@@ -365,20 +382,38 @@ class ShuffleFrame(TwoSidedFrame):
     def groupBy(self, *cols: Any) -> GroupedFrame:
         """Group the rows by columns, like `DataFrame.groupBy`, for ``.agg``, ``.count`` and other aggregates,
         ``.applyInArrow``, ``.applyInPandas``, ``.cogroup``."""
-        columns = _as_list(cols)
-        if self._own_rows is None:
-            groups = super().groupBy(*cols)
-            return GroupedFrame(self, columns, lambda: groups)
-        return GroupedFrame(self, columns, lambda: super(ShuffleFrame, self).groupBy(*cols))
+        cols = copied(cols)
+        if not self._is_in_python:
+            return GroupedFrame.of_made(self, _as_list(cols), super().groupBy(*cols))
+        return GroupedFrame(self, _as_list(cols), lambda frame: frame.groupBy(*cols))
 
     groupby = groupBy
+
+    def cube(self, *cols: Any) -> GroupedFrame:
+        """Group the rows by every set of these columns, like `DataFrame.cube`, in Spark."""
+        return self._groups_by_spark("cube", *cols)
+
+    def rollup(self, *cols: Any) -> GroupedFrame:
+        """Group the rows by the first columns, for each number of them, like `DataFrame.rollup`, in Spark."""
+        return self._groups_by_spark("rollup", *cols)
+
+    def groupingSets(self, groupingSets: Sequence[Sequence[ColumnLike]], *cols: ColumnLike) -> GroupedFrame:
+        """Group the rows by these sets of columns, like `DataFrame.groupingSets`, in Spark."""
+        return self._groups_by_spark("groupingSets", groupingSets, *cols)
+
+    def _groups_by_spark(self, method: str, *args: Any) -> GroupedFrame:
+        args = copied(args)
+        if not self._is_in_python:
+            return GroupedFrame.of_made(self, None, getattr(super(), method)(*args))
+        getattr(self._shadow.dataframe(), method)(*args)  # a wrong call fails here
+        return GroupedFrame(self, None, lambda frame: getattr(frame, method)(*args))
 
     def agg(self, *exprs: Column | dict[str, str]) -> ShuffleFrame:
         """Aggregate all rows into one, like `DataFrame.agg`."""
         aggregated: ShuffleFrame = self.groupBy().agg(*exprs)
         return aggregated
 
-    @in_python
+    @python_operator
     def join(
         self,
         other: DataFrame,
@@ -398,9 +433,9 @@ class ShuffleFrame(TwoSidedFrame):
         planner knows by which columns they are placed and sorted, and about how large they are
         (`spark.plan.hints`). With names return the frame with its columns renamed, like `DataFrame.toDF`."""
         if not cols:
-            return self._as_plain()
+            return self._to_spark()
         if (
-            self._own_rows is None
+            not self._is_in_python
             or len(cols) != len(self.columns)
             or not all(isinstance(name, str) for name in cols)
         ):
@@ -411,7 +446,7 @@ class ShuffleFrame(TwoSidedFrame):
 
     def count(self) -> int:
         """Return the number of rows, counted in Python, without JVM rows, unless the frame is persisted."""
-        if self._is_kept or self._own_rows is None:
+        if self._is_kept or not self._is_in_python:
             return int(super().count())
         rows = self._rows
         chain = (reading_only(rows, ()) or rows).chain
@@ -421,20 +456,40 @@ class ShuffleFrame(TwoSidedFrame):
 
     def collect(self) -> list[Any]:
         """Return all rows, as Spark's Row objects."""
+        self._log_read("collect")
         with own_errors():
-            rows: list[Any] = self._as_plain().collect()
+            rows: list[Any] = self._to_spark().collect()
             return rows
 
     def take(self, num: int) -> list[Any]:
-        """Return the first ``num`` rows, computing as few partitions as needed, like `DataFrame.take`."""
+        """Return the first ``num`` rows, computing as few partitions as needed, like `DataFrame.take`. After
+        a sort this runs the plan of ``limit(num)``, not that of the sort."""
+        self._log_read("take")
         with own_errors():
-            rows: list[Any] = self._as_plain().take(num)
+            rows: list[Any] = self._first_of_sort(num)._to_spark().take(num)
             return rows
+
+    def show(self, n: int = 20, truncate: bool | int = True, vertical: bool = False) -> None:
+        """Print the first ``n`` rows, like `DataFrame.show`."""
+        self._log_read("show")
+        # one more row, so that PySpark says that there are more
+        more = max(n, 0) + 1 if type(n) is int else n
+        with own_errors():
+            self._first_of_sort(more)._to_spark().show(n, truncate, vertical)
+
+    def _first_of_sort(self, num: int) -> TwoSidedFrame:
+        """Return a frame that begins with the first ``num`` rows of this one, for an action that reads no
+        others. After a sort, to find those takes less than to sort all rows."""
+        if not self._is_in_python or self._plain is not None:
+            return self
+        if type(num) is not int or not 0 <= num <= row_operators.MOST_ROWS:
+            return self
+        return self if row_operators.sort_ahead(self._rows)[0] is None else self.limit(num)
 
     @property
     def write(self) -> DataFrameWriter:
         """A writer of the rows. Parquet files are written by the Python workers if the rows are there."""
-        return super().write if self._own_rows is None else FrameWriter(self)
+        return FrameWriter(self) if self._is_in_python else super().write
 
     def observe(self, observation: Any, *exprs: Column) -> ShuffleFrame:
         """Return the frame with an observation, like `DataFrame.observe`. Spark makes its rows."""
@@ -443,10 +498,15 @@ class ShuffleFrame(TwoSidedFrame):
         return observed
 
     def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ShuffleFrame:
-        """Keep the rows in Spark's cache once they are computed. Frames made from this frame afterwards read
-        them there. Return this frame."""
+        """Keep the rows in Spark's cache once they are computed. Frames made from this frame read them there,
+        except those that unite or coalesce its partitions, the first rows of a sort, and stages that are
+        already planned. Return this frame."""
         super().persist(storageLevel)
         self._is_kept = True
+        for chain in self._chains():
+            if kept(chain) is None:
+                plan = self._to_spark()
+                keep(chain, DataFrameOrigin(plan, chain.wire), plan)
         return self
 
     def cache(self) -> ShuffleFrame:
@@ -455,9 +515,33 @@ class ShuffleFrame(TwoSidedFrame):
 
     def unpersist(self, blocking: bool = False) -> ShuffleFrame:
         """Drop the rows from Spark's cache. Return this frame."""
-        super().unpersist(blocking)
-        self._is_kept = False
+        plan = self._kept_plan
+        if plan is not None:
+            plan.unpersist(blocking)
+        elif not self._is_in_python or self._plain is not None:
+            super().unpersist(blocking)
+        self.is_cached = self._is_kept = False
+        for chain in self._chains():
+            release(chain)
         return self
+
+    def _chains(self) -> list[Chain]:
+        """The chains with which frames that are derived from this one in Python may begin."""
+        return [rows.chain for rows in (self._own_rows, self._scanned_rows) if rows is not None]
+
+    @property
+    def storageLevel(self) -> StorageLevel:
+        """Where Spark's cache keeps the rows. To look there plans nothing."""
+        plan = self._kept_plan
+        if plan is None and self._is_in_python and self._plain is None:
+            return StorageLevel.NONE
+        return super().storageLevel if plan is None else plan.storageLevel
+
+    @property
+    def _kept_plan(self) -> DataFrame | None:
+        """The DataFrame whose rows, which are those of this frame of Python's side, are in Spark's cache."""
+        origin = None if self._own_rows is None else kept(self._own_rows.chain)
+        return origin.source if isinstance(origin, DataFrameOrigin) else None
 
     # ---- inside -----------------------------------------------------------------------------------
 
@@ -475,13 +559,15 @@ class ShuffleFrame(TwoSidedFrame):
     def _project(self, method: str, *args: Any) -> ShuffleFrame:
         """Return what ``select`` or a similar method returns, with Spark's expressions computed by Arrow.
         Raises `UnsupportedError` unless Arrow is known to compute the same."""
-        shadow = self._shadow()
-        projected = getattr(shadow, method)(*args)
-        sources = projection_of(shadow, projected, self._chain.context.conf.timezone)
-        if sources is None:
-            raise UnsupportedError(_computed_by_spark(method, args))
-        frame = self._apply(columns.project, sources, projected.schema, f"{method}({_shown(args)})")
-        frame._set_shadow(projected, self)
+        shadow = self._shadow_of(method, args, {})
+        projection = projection_of(
+            self._shadow.dataframe(), shadow.dataframe(), self._chain.context.conf.timezone
+        )
+        label = f"{method}({_shown(args)})"
+        if projection is None:
+            raise UnsupportedError(_not_in_arrow(label))
+        frame = self._apply(columns.project, projection, label)
+        frame._set_shadow(shadow)
         return frame
 
     def _filter(self, condition: pc.Expression) -> ShuffleFrame:
@@ -492,27 +578,23 @@ class ShuffleFrame(TwoSidedFrame):
             return self._derive(Rows(replace(chain, origin=replace(origin, filters=filters))))
         return self._derive(Rows(chain.then(Filter(condition), self.schema), rows.layout))
 
-    def _wrap(self, result: Any, args: Sequence[Any]) -> Any:
+    def _wrap(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         if type(result).__name__ == "GroupedData":  # PySpark has two classes of this name
-            return GroupedFrame(self, None, lambda: result)
-        return super()._wrap(result, args)
+            return GroupedFrame.of_made(self, None, result)
+        return super()._wrap(method, result, args)
 
     def _other(self, other: Any, operator: str) -> ShuffleFrame:
         """Return the frame ``other``, an argument of ``operator``, on Python's side. Raises `UsageError` if
         it is no DataFrame."""
         if not isinstance(other, DataFrame):
             raise UsageError(f"{operator}() takes a DataFrame, not {type(other).__name__}")
-        if other._is_observed if isinstance(other, ShuffleFrame) else self._has_observation(other):
-            raise UnsupportedError("Spark reports what observe() asks for only of plans that it runs itself")
         frame = other if isinstance(other, ShuffleFrame) else self._of_plain(other, self.sparkSession)
-        taken = frame._taken(operator)
-        if taken is not frame and self._has_broadcast_hint(other):
-            taken = taken._derive(replace(taken._rows, broadcast=True))
-        return taken
-
-    def _has_observation(self, other: DataFrame) -> bool:
-        """Return whether the plan of an ordinary DataFrame has an observation."""
-        return False  # over Spark Connect that is not known
+        if frame._has_observation():
+            raise UnsupportedError("Spark reports what observe() asks for only of plans that it runs itself")
+        own = frame._to_python(operator)
+        if own is not frame and self._has_broadcast_hint(other):
+            own = own._derive(replace(own._rows, broadcast=True))
+        return own
 
     def _has_broadcast_hint(self, other: DataFrame) -> bool:
         """Return whether a frame of Spark's side was marked by PySpark's `broadcast`."""
@@ -539,8 +621,8 @@ def _as_list(cols: tuple[Any, ...]) -> list[ColumnLike]:
     return list(cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols)
 
 
-def _computed_by_spark(method: str, args: tuple[Any, ...]) -> str:
-    return f"Arrow is not known to compute {method}({_shown(args)}) as Spark does"
+def _not_in_arrow(call: str) -> str:
+    return f"Arrow is not known to compute {call} as Spark does"
 
 
 def _shown(args: tuple[Any, ...]) -> str:

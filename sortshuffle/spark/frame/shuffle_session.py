@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pyspark import RDD
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.catalog import Catalog
 from pyspark.sql.streaming import DataStreamReader
 from pyspark.sql.tvf import TableValuedFunction
 
+from sortshuffle.spark.frame.classic_frame import ClassicFrame
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.frames import framed
+from sortshuffle.spark.plan.estimated_sizes import note_users_rdd
 from sortshuffle.spark.session.requirements import configure, is_classic, require_session
 
 
@@ -29,15 +32,30 @@ def session(spark: SparkSession.Builder | SparkSession) -> SparkSession:
     Raises `UsageError` for anything else, `StateError` if the session was stopped, and what `configure`
     raises.
     """
-    if hasattr(spark, "getOrCreate"):  # the builders of PySpark's two kinds of sessions have no common class
+    # the builders of PySpark's two kinds of sessions have no common class
+    if hasattr(spark, "config") and not isinstance(spark, type):
         spark = configure(spark).getOrCreate()
     plain = require_session(spark)
     if is_classic(plain):
+        DataFrame.__new__ = staticmethod(_new)
         return ShuffleSession._of(plain)
     # imports packages that classic sessions do without
     from sortshuffle.spark.frame.connect_session import ConnectShuffleSession
 
     return ConnectShuffleSession._of(plain)
+
+
+_sparks_new: Any = DataFrame.__new__
+
+
+def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Return what ``DataFrame(jdf, session)`` makes: a frame, if ``session`` is one of ours. Machine learning
+    and libraries with a JVM part make DataFrames so. PySpark's own ``__new__`` chooses the class, too."""
+    if any(isinstance(each, ShuffleSession) for each in (*args, *kwargs.values())):
+        if issubclass(ClassicFrame, cls):
+            return object.__new__(ClassicFrame)  # Python calls its `__init__`
+        return ClassicFrame(*args, **kwargs)
+    return _sparks_new(cls, *args, **kwargs)
 
 
 @delegating(SparkSession)
@@ -77,6 +95,10 @@ class ShuffleSession(SparkSession):
         return _Catalog(self)
 
     def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
+        if method == "createDataFrame":
+            for data in args:
+                if isinstance(data, RDD):
+                    note_users_rdd(data, result)
         return framed(result, self)
 
 

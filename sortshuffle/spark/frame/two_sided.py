@@ -1,19 +1,15 @@
 """`TwoSidedFrame`: a DataFrame whose rows are Spark's or Python's, and how they cross from side to side.
 
     Spark's side    the frame is a plan of Spark's, as in PySpark, and Spark does every call
-    Python's side   the frame is `Rows`. Operators that this package has continue there (`in_python`). All
-                    other calls go to Spark, and the frames that they return are on Spark's side
+    Python's side   the frame is `Rows`. Operators that this package has continue there (`python_operator`).
+                    All other calls go to Spark, and the frames that they return are on Spark's side
 
-A Python function takes rows from Spark's side (`taking_rows`). Crossing plans nothing and moves no row: that
-happens when Spark or an action needs them. `explain()` lists the crossings.
+A Python function brings rows from Spark's side to Python's (`python_function`). Crossing plans nothing and
+moves no row: that happens when Spark or an action needs them. `explain()` lists the crossings.
 
-A column such as ``frame.k`` must be a column of a plan, and a frame of Python's side has none yet. So its
-columns are those of its *shadow*: a DataFrame without rows, with the same columns. While rows stay in Python,
-the shadow of a result is what Spark makes of the same call on the shadow. So Spark analyses every call, and a
-column of a frame can be used on the frames derived from it, as in PySpark. When rows go to Spark, their plan
-gets the shadow's column ids.
-
-`classic_frame` and `connect_frame` connect this to PySpark's two kinds of DataFrame.
+Spark analyses the calls of both sides: those of Python's side on the frames' shadows (`shadow`), which also
+have the columns, such as ``frame.k``. `classic_frame` and `connect_frame` connect this to PySpark's two kinds
+of DataFrame.
 """
 
 from __future__ import annotations
@@ -29,15 +25,21 @@ from typing import Any, TypeVar, cast
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 
-from sortshuffle.errors import OptionError, UnsupportedError, UsageError
+from sortshuffle.errors import ColumnError, OptionError, UnsupportedError, UsageError
+from sortshuffle.spark.frame.delegation import dispatch_to
+from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
 from sortshuffle.spark.operators.catalyst import tree_of
+from sortshuffle.spark.operators.dataframe_facts import DataFrameFacts
 from sortshuffle.spark.operators.parquet_scan import ArrowTranslation, NoScan, scan_of
+from sortshuffle.spark.operators.scan_reasons import why_not_cached
 from sortshuffle.spark.operators.translation import arrow_expression
-from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows, next_number
 from sortshuffle.spark.plan.hints import for_spark
+from sortshuffle.spark.plan.kept_rows import reading_kept
 from sortshuffle.spark.plan.origins import DataFrameOrigin
 from sortshuffle.spark.plan.staging import plan_stage
+from sortshuffle.spark.session.requirements import require_running
 from sortshuffle.spark.worker.stages import ToSpark
 
 LOGGER = "sortshuffle.frame"
@@ -68,40 +70,28 @@ class TwoSidedFrame(DataFrame):
     # Attributes have defaults in the class, because PySpark looks for missing ones among the columns.
     _own_rows: Rows | None = None  # on Python's side
     _plain: DataFrame | None = None  # Spark's form of the rows; on Python's side, once it is planned
-    _when_taken: Callable[[], TwoSidedFrame] | None = None  # on Spark's side: the frame that Python takes
-    _make_shadow: Callable[[], DataFrame] | None = None
-    _sources: tuple[TwoSidedFrame, ...] = ()  # the frames of the call that `_make_shadow` makes
-    _made_shadow: DataFrame | None = None
-    _column_groups: Any = None  # of the shadow, for `_with_ids`
+    _facts: DataFrameFacts | None = None  # on Python's side: of a DataFrame of files, which may be a scan
+    _scanned_rows: Rows | None = None  # what `_scanned` found
+    _pending_call: _PendingCall | None = None  # on Spark's side: what makes the rows if Python needs them
+    _own_shadow: Shadow | None = None  # made by `_shadow`, unless the call that made the frame has set it
     _crossings: tuple[Crossing, ...] = ()
+    _is_new = False  # made by PySpark itself, so that it does not know the frames that it was made of
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
     _runs: list[int]  # numbers of the result stages
-    _lock: threading.RLock  # of `_plain`, the shadow and `_when_taken`; taken before the locks of sources
+    # of `_plain`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before locks of other frames
+    _lock: threading.RLock
+    _shadow_class: type[Shadow] = Shadow
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(cls)  # the parent's would make an ordinary DataFrame
 
-    # ---- what depends on the kind of session --------------------------------------------------------
+    # ---- making frames ------------------------------------------------------------------------------
 
     @classmethod
     @abstractmethod
     def _without_rows(cls: type[Frame], session: Any) -> Frame:
         """Return a frame for the caller to fill. ``session``: its `sparkSession`."""
-
-    @abstractmethod
-    def _with_ids(self, plain: DataFrame, shadow: DataFrame) -> DataFrame:
-        """Return ``plain`` with the column ids and qualifiers of ``shadow``."""
-
-    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
-        """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``."""
-
-    def _groups_of(self, shadow: DataFrame, sources: Sequence[TwoSidedFrame]) -> Any:
-        """Return what `_with_ids` needs to know of the shadow's columns. ``sources``: the frames of the call
-        that made it."""
-        return None
-
-    # ---- making frames ------------------------------------------------------------------------------
 
     @classmethod
     def _of_rows(cls: type[Frame], rows: Rows, session: Any) -> Frame:
@@ -129,92 +119,121 @@ class TwoSidedFrame(DataFrame):
     # ---- Python's side ------------------------------------------------------------------------------
 
     @property
+    def _is_in_python(self) -> bool:
+        """Whether the frame is on Python's side."""
+        return self._own_rows is not None
+
+    @property
     def _rows(self) -> Rows:
         """The rows with which frames derived in Python begin. Nothing is known of where rows in Spark's cache
         are placed, because they come from no exchange of ours."""
         own = self._own_rows
         if own is None:
-            return self._taken("rows")._rows
-        if not self._is_kept:
-            return own
-        chain = Chain(
-            own.context, DataFrameOrigin(self._as_plain(), own.chain.wire), own.schema, own.chain.wire
-        )
-        return Rows(chain, broadcast=own.broadcast)
+            return self._to_python("rows")._rows
+        if self._facts is not None and not self._is_kept:
+            own = self._scanned(own, self._facts)
+        chain = reading_kept(own.chain)
+        if chain is own.chain and self._is_kept:
+            origin = DataFrameOrigin(self._to_spark(), chain.wire)
+            chain = Chain(own.context, origin, own.schema, chain.wire)
+        return own if chain is own.chain else Rows(chain, broadcast=own.broadcast)
+
+    def _scanned(self, own: Rows, facts: DataFrameFacts) -> Rows:
+        """Return the rows of Parquet files as a scan by the workers, if Spark's plan is nothing else. It is
+        looked at when the first operator needs it, because that takes longer than to make a frame."""
+        origin = own.chain.origin
+        assert isinstance(origin, DataFrameOrigin)
+        with self._lock:
+            if self._scanned_rows is None:
+                scan = scan_of(origin.source, facts, own.context, _translation(own.context.conf.timezone))
+                self._scanned_rows = scan if isinstance(scan, Rows) else own
+            is_scan = self._scanned_rows is not own
+            # the DataFrame may have been cached since the first operator
+            return own if is_scan and why_not_cached(origin.source) else self._scanned_rows
 
     @property
     def _chain(self) -> Chain:
         return self._rows.chain
 
-    def _taken(self: Frame, operator: str) -> Frame:
+    def _to_python(self: Frame, operator: str) -> Frame:
         """Return a frame of the same rows on Python's side. ``operator``: what needs them there. Raises
         `UnsupportedError` if Arrow cannot carry the rows."""
-        if self._own_rows is not None:
+        if self._is_in_python:
             return self
-        source = self._remembered()
-        if source is not None:
-            frame = self._derive(source._rows, source)
+        made = self._by_pending_calls()
+        if made is not None:
+            frame = self._derive(made._rows, made)
         else:
-            plain = self._as_plain()
-            rows = rows_of(plain, adaptive=True)
-            scan = scan_of(plain, rows.context, _translation(rows.context.conf.timezone))
+            plain = self._to_spark()
+            facts = DataFrameFacts.of(plain)
+            rows = rows_of(plain, facts, adaptive=True)
+            scan = scan_of(plain, facts, rows.context, _translation(rows.context.conf.timezone))
             frame = self._derive(scan if isinstance(scan, Rows) else rows)
             if isinstance(scan, NoScan):
                 frame._cross(operator, "Python", f"Spark makes them, because {scan.reason}")
-        frame._make_shadow, frame._sources = self._shadow, (self,)
+        frame._set_shadow(self._shadow)
         return frame
 
-    def _remembered(self) -> TwoSidedFrame | None:
+    def _by_pending_calls(self) -> TwoSidedFrame | None:
         """Return the same rows, made in Python by the calls that this frame remembers; None if Python refuses
         one, or if there are none. All frames derived from the result share its exchange."""
+        frames: list[TwoSidedFrame] = []  # the last call comes first; no recursion, because there may be many
+        frame = self
+        while frame._pending_call is not None and frame._pending_call.made is None and not frame._is_kept:
+            frames.append(frame)
+            frame = frame._pending_call.source
+        for frame in reversed(frames):
+            frame._make_pending_call()
+        return None if self._pending_call is None or self._is_kept else self._pending_call.made
+
+    def _make_pending_call(self) -> None:
         with self._lock:
-            if self._when_taken is None or self._is_kept:
-                return None
+            if self._pending_call is None or self._pending_call.made is not None:
+                return
             try:
-                frame = self._when_taken()
+                self._pending_call.make()
             except OptionError:
                 raise
             except UsageError:
-                self._when_taken = None
-                return None
-            self._when_taken = lambda: frame
-            return frame
+                self._pending_call = None
 
-    def _taken_by_function(self: Frame, operator: str) -> Frame:
-        """Return `_taken`, for a function that the user did not ask to run on this package.
+    def _has_observation(self) -> bool:
+        """Return whether Spark must run the plan, because it has an observation."""
+        return self._is_observed  # the plan is not known over Spark Connect, where views hide it
+
+    def _for_function(self: Frame, operator: str) -> Frame:
+        """Return `_to_python`, for a function that the user did not ask to run on this package.
 
         Raises `UnsupportedError` if the session's settings leave such functions to Spark.
         """
-        if self._is_observed:
+        if self._has_observation():
             raise UnsupportedError("Spark reports what observe() asks for only of plans that it runs itself")
-        frame = self._taken(operator)
+        frame = self._to_python(operator)
         if frame._rows.context.options.session_python == "off":
             raise UnsupportedError("spark.sortshuffle.session.python is off")
+        if frame._rows.context.conf.worker_logs:
+            raise UnsupportedError("the logs of Spark's workers name only functions that Spark calls itself")
         return frame
-
-    def _cross(self, operator: str, to: str, reason: str) -> None:
-        self._crossings = (*self._crossings, Crossing(operator, to, reason))
-
-    def _log_crossing(self, operator: str, to: str, reason: str) -> None:
-        """Log a crossing that belongs to no frame, because the operator is an action."""
-        _log.info("%s", Crossing(operator, to, reason).describe())
 
     # ---- Spark's side -------------------------------------------------------------------------------
 
-    def _as_plain(self) -> DataFrame:
+    def _to_spark(self) -> DataFrame:
         """Return the rows as an ordinary DataFrame. On Python's side the first call plans the stage."""
         with self._lock:
             if self._plain is None:
-                planned = self._planned()
-                if self._made_shadow is not None or self._make_shadow is not None:
+                planned, shadow = self._planned(), self._own_shadow
+                if shadow is None:
+                    self._plain = planned
+                else:
                     # columns of this frame, and of those that it was derived from, must resolve in it
-                    planned = self._with_ids(planned, self._shadow())
-                self._plain = planned
+                    self._plain = shadow.with_ids(planned)
+                    self._own_shadow = shadow.replaced_by(self._plain)
             return self._plain
 
     def _planned(self) -> DataFrame:
-        rows = self._own_rows
-        assert rows is not None  # a frame of Spark's side has `_plain` from the beginning
+        own = self._own_rows
+        assert own is not None  # a frame of Spark's side has `_plain` from the beginning
+        rows = self._rows if self._facts is None else own  # Spark itself reads files that no operator follows
         chain = rows.chain
         if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
             return chain.origin.source
@@ -226,84 +245,180 @@ class TwoSidedFrame(DataFrame):
         self._runs.append(next_number())
         return self._runs[-1]
 
-    def _shadow(self) -> DataFrame:
-        """Return the DataFrame that has this frame's columns, for Spark's analysis."""
-        with self._lock:
-            if self._plain is not None:
-                return self._plain
-            if self._made_shadow is None:
-                shadow = self._new_shadow() if self._make_shadow is None else self._make_shadow()
-                self._set_shadow(shadow, *self._sources)
-            assert self._made_shadow is not None
-            return self._made_shadow
-
-    def _set_shadow(self, shadow: DataFrame, *sources: TwoSidedFrame) -> None:
-        """Set the shadow, which Spark made in a call on the shadows of ``sources``."""
-        self._made_shadow, self._column_groups = shadow, self._groups_of(shadow, sources)
-        self._make_shadow, self._sources = None, ()  # they are no longer needed, and hold other frames
-
-    def _new_shadow(self) -> DataFrame:
-        chain = self._chain
-        if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
-            return chain.origin.source
-        return twin(chain.context, chain.schema)
-
     def _by_spark(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Return what PySpark's own method returns, with frames of ours for DataFrames."""
-        return self._wrap(getattr(super(), method)(*args, **kwargs), [*args, *kwargs.values()])
+        own: Any = self._for_spark()
+        values = [*args, *kwargs.values()]
+        arguments = [_for_spark(each) for each in args]
+        named = {key: _for_spark(value) for key, value in kwargs.items()}
+        return self._wrap(method, getattr(own, method)(*arguments, **named), values)
+
+    def _for_spark(self) -> DataFrame:
+        """Return the DataFrame on which Spark makes calls that Python does not."""
+        return self._to_spark()
 
     def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         """Return the result of a method that only PySpark has (`delegation`)."""
-        wrapped = self._wrap(result, args)
-        if self._own_rows is not None and wrapped is not self:
-            for frame in wrapped if isinstance(wrapped, list) else [wrapped]:
-                if isinstance(frame, TwoSidedFrame):
-                    frame._cross(method, "Spark", "only Spark has this method")
+        wrapped = self._wrap(method, result, args)
+        if not self._is_in_python or isinstance(result, TwoSidedFrame):
+            return wrapped
+        frames = wrapped if isinstance(wrapped, list) else [wrapped]
+        for frame in frames:
+            if isinstance(frame, TwoSidedFrame):
+                frame._cross(method, "Spark", _ONLY_SPARK)
+                _log_crossings(frame, self)
+        if method in _READERS:
+            self._log_read(method)
         return wrapped
 
-    def _wrap(self, result: Any, args: Sequence[Any]) -> Any:
+    def _wrap(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         """Return a method's result, with frames of ours for DataFrames. ``args``: those of the method."""
         if isinstance(result, list) and result and isinstance(result[0], DataFrame):
-            return [self._wrap(each, args) for each in result]
-        if not isinstance(result, DataFrame) or isinstance(result, TwoSidedFrame):
+            return [self._wrap(method, each, args) for each in result]
+        if not isinstance(result, DataFrame) or (isinstance(result, TwoSidedFrame) and not result._is_new):
             return result
-        frame = self._of_plain(result, self.sparkSession)
-        sources = (self, *_frames_in(args))
-        frame._crossings = _united(each._crossings for each in sources)
-        frame._is_observed = any(each._is_observed for each in sources)
+        frame = result if isinstance(result, TwoSidedFrame) else self._of_plain(result, self.sparkSession)
+        frame._is_new = False
+        others = list(_frames_in(args))
+        frame._crossings = _united(each._crossings for each in (self, *others))
+        frame._is_observed = any(each._is_observed for each in (self, *others))
+        if not self._is_in_python and any(each._is_in_python for each in others):
+            frame._cross(method, "Spark", _LEFT_IS_SPARKS)
+            _log_crossings(frame, self, *others)
         return frame
+
+    # ---- columns ------------------------------------------------------------------------------------
+
+    @property
+    def _shadow(self) -> Shadow:
+        """The shadow, with the frame's columns."""
+        with self._lock:
+            if self._own_shadow is None:
+                self._own_shadow = self._first_shadow()
+            return self._own_shadow
+
+    @property
+    def _twin(self) -> DataFrame:
+        """A DataFrame with the frame's columns, on which Spark analyses calls. Raises `StateError` if the
+        session was stopped."""
+        require_running(self.sparkSession)
+        return self._shadow.dataframe()
+
+    def _set_shadow(self, shadow: Shadow) -> None:
+        """Set the shadow of a new frame."""
+        self._own_shadow = shadow
+
+    def _first_shadow(self) -> Shadow:
+        """Return the shadow of a frame that no call of Spark's made."""
+        if self._plain is not None:
+            return self._shadow_class.of_plan(self._plain)
+        own = self._own_rows
+        assert own is not None
+        chain = own.chain
+        if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
+            return self._shadow_class.of_plan(chain.origin.source)
+        return self._shadow_class(
+            functools.partial(empty_twin, chain.context, chain.schema), base=next_base()
+        )
+
+    def _shadow_of(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shadow:
+        """Return the shadow of what a call on this frame returns: what Spark makes of the call on the shadows
+        of all frames in it."""
+        frames = (self, *_frames_in([*args, *kwargs.values()]))
+        own, values = self._shadow, [_shadow_or_value(each) for each in args]
+        named = {key: _shadow_or_value(value) for key, value in kwargs.items()}
+
+        def make() -> DataFrame:
+            arguments = map(_dataframe_or_value, values)
+            keywords = {key: _dataframe_or_value(value) for key, value in named.items()}
+            made: DataFrame = getattr(own.dataframe(), method)(*arguments, **keywords)
+            return made
+
+        sources = [each._shadow for each in frames]
+        base = next_base() if method in _CHOOSES_ROWS else None
+        return self._shadow_class(make, sources, base=base, bases=_bases(frames))
+
+    def _shadow_by(self, call: Callable[[DataFrame], DataFrame]) -> Shadow:
+        """Return the shadow that ``call`` makes of this frame's shadow, as Spark makes the rows."""
+        own = self._shadow
+        return self._shadow_class(lambda: call(own.dataframe()), [own], bases=_bases([self]))
+
+    def _base_shadow(self, call: Callable[[DataFrame], DataFrame]) -> Shadow:
+        """Return the shadow that ``call`` makes of this frame's shadow, in a node of its own, for rows that
+        Spark cannot make."""
+        own = self._shadow
+        return self._shadow_class(lambda: call(own.dataframe()), [own], base=next_base())
+
+    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
+        """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``."""
+        if columns and not self._shadow.has(columns, [each._shadow for each in others]):
+            raise ColumnError("a column of another DataFrame is used, which only Spark may resolve")
+
+    # ---- crossings ----------------------------------------------------------------------------------
+
+    def _cross(self, operator: str, to: str, reason: str) -> None:
+        self._crossings = (*self._crossings, Crossing(operator, to, reason))
+
+    def _log_read(self, method: str) -> None:
+        """Log that an action of Spark's reads the rows."""
+        if self._is_in_python:
+            self._log_crossing(method, "Spark", _READ_BY_SPARK)
+
+    def _log_crossing(self, operator: str, to: str, reason: str) -> None:
+        """Log a crossing that belongs to no frame, because the operator is an action."""
+        _log.info("%s", Crossing(operator, to, reason).describe())
+
+
+dispatch_to(DataFrame, TwoSidedFrame)
+
+
+class _PendingCall:
+    """A call on a frame of Spark's side, which Python makes if it needs the result's rows. ``source``: the
+    frame. ``made``: what Python has made, which the frame's lock guards."""
+
+    __slots__ = ("_call", "made", "source")
+
+    def __init__(self, source: TwoSidedFrame, call: Callable[[TwoSidedFrame], TwoSidedFrame]) -> None:
+        self.source = source
+        self._call = call
+        self.made: TwoSidedFrame | None = None
+
+    def make(self) -> None:
+        """Make the call in Python. Raises `UsageError` if Python refuses it."""
+        self.made = self._call(self.source)
 
 
 def _translation(timezone: str) -> ArrowTranslation:
     return lambda nodes, names: arrow_expression(tree_of(nodes), names, timezone)
 
 
-def rows_of(plain: DataFrame, *, adaptive: bool = False) -> Rows:
-    """Return the rows of an ordinary DataFrame for Python, as Spark gives them. ``adaptive``: exchange small
-    rows into fewer partitions, if adaptive execution is on.
+def rows_of(plain: DataFrame, facts: DataFrameFacts, *, adaptive: bool = False) -> Rows:
+    """Return the rows of an ordinary DataFrame for Python, as Spark gives them. ``facts``: of ``plain``.
+    ``adaptive``: exchange small rows into fewer partitions, if adaptive execution is on.
 
     Raises `UnsupportedError` for streaming frames and for columns that Arrow cannot carry, and `OptionError`
     for a wrong ``spark.sortshuffle.*`` setting.
     """
-    if plain.isStreaming:
+    if facts.is_streaming:
         raise UnsupportedError(
             "a streaming DataFrame has no end, and this shuffle hands over only finished outputs: use"
             " foreachBatch and call frame() on each batch"
         )
     context = FrameContext.of(plain.sparkSession, adaptive=adaptive)
-    wire = context.wire(plain.schema)
-    return Rows(Chain(context, DataFrameOrigin(plain, wire), plain.schema, wire))
+    wire = context.wire(facts.schema)
+    origin = DataFrameOrigin(plain, wire, measures=context.adaptive)
+    return Rows(Chain(context, origin, facts.schema, wire))
 
 
-def in_python(method: Method) -> Method:
+def python_operator(method: Method) -> Method:
     """Decorate an operator of Python's side. It runs if the rows are there and it does not refuse the call.
     Otherwise PySpark's method of the same name runs, which also raises PySpark's errors for wrong calls."""
     return _operator(method, exchanges=False)
 
 
-def exchanging(method: Method) -> Method:
-    """Decorate an operator that moves rows between partitions: `in_python`, but a frame of Spark's side
-    remembers the call. If a Python function takes the rows next, they cross before the exchange, and Python
+def python_exchange(method: Method) -> Method:
+    """Decorate an operator that moves rows between partitions: `python_operator`, but a frame of Spark's side
+    remembers the call. If a Python function needs the rows next, they cross before the exchange, and Python
     exchanges them: it does not know how rows lie that Spark exchanged, and would exchange them again."""
     return _operator(method, exchanges=True)
 
@@ -313,27 +428,26 @@ def _operator(method: Method, *, exchanges: bool) -> Method:
 
     @functools.wraps(method)
     def call(self: TwoSidedFrame, *args: Any, **kwargs: Any) -> Any:
-        # copied, because the call may be made again later: by the shadow, or when Python takes the rows
-        args, kwargs = tuple(map(_copied, args)), {key: _copied(value) for key, value in kwargs.items()}
+        # copied, because the call may be made again later: by the shadow, or when Python needs the rows
+        args, kwargs = copied(args), {key: copied(value) for key, value in kwargs.items()}
         if has_arrow(args, kwargs):  # PySpark does not know Arrow's expressions
-            return method(self._taken(name), *args, **kwargs)
+            return method(self._to_python(name), *args, **kwargs)
         by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
-        if self._own_rows is None:
-            result = by_spark()
-            if exchanges or (self._when_taken is not None and name in _ROW_BY_ROW):
-                result._when_taken = lambda: _checked(method, self._taken(name), args, kwargs)
-            return result
-        shadow = functools.partial(_shadow_of_call, self, name, args, kwargs)
-        sources = (self, *_frames_in([*args, *kwargs.values()]))
-        return attempt(
-            self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow, sources
-        )
+        if self._is_in_python:
+            shadow = self._shadow_of(name, args, kwargs)
+            return attempt(self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow)
+        result = by_spark()
+        if exchanges or (self._pending_call is not None and name in _ROW_BY_ROW):
+            result._pending_call = _PendingCall(
+                self, lambda source: _checked(method, source._to_python(name), args, kwargs)
+            )
+        return result
 
     return cast(Method, call)
 
 
-def taking_rows(method: Method) -> Method:
-    """Decorate an operator that takes rows from Spark's side to Python's. If it refuses the call, PySpark's
+def python_function(method: Method) -> Method:
+    """Decorate an operator that brings rows from Spark's side to Python's. If it refuses the call, PySpark's
     method of the same name runs."""
     name = method.__name__
 
@@ -350,39 +464,51 @@ def attempt(
     operator: str,
     in_python: Callable[[Any], Any],
     by_spark: Callable[[], Any],
-    shadow: Callable[[], DataFrame] | None = None,
-    sources: tuple[TwoSidedFrame, ...] = (),
+    shadow: Shadow | None = None,
 ) -> Any:
-    """Return ``in_python(frame)``, with the frame's rows taken from Spark's side if they are there; or
-    ``by_spark()`` if Python refuses the call. ``shadow``: makes the shadow of the result, if it has none, of
-    the shadows of ``sources``."""
+    """Return ``in_python(frame)``, with the frame's rows brought from Spark's side if they are there; or
+    ``by_spark()`` if Python refuses the call. ``shadow``: of the result, if it is the same call in Spark."""
     try:
-        result = in_python(frame if frame._own_rows is not None else frame._taken_by_function(operator))
+        result = in_python(frame if frame._is_in_python else frame._for_function(operator))
     except OptionError:
         raise
     except UsageError as refusal:
-        if shadow is not None and frame._own_rows is not None:
-            shadow()  # a wrong call fails here, before Spark plans the rows
-        result = by_spark()
-        if isinstance(result, TwoSidedFrame) and frame._own_rows is not None:
+        result = None
+        if shadow is not None and frame._is_in_python:
+            analysed = shadow.dataframe()  # a wrong call fails here, before Spark plans the rows
+            planned = frame._shadow.with_rows(analysed, shadow.bases)
+            result = None if planned is None else frame._wrap(operator, planned, [])
+        if result is None:
+            result = by_spark()
+        if isinstance(result, TwoSidedFrame) and frame._is_in_python:
             result._cross(operator, "Spark", str(refusal))
-    if not isinstance(result, TwoSidedFrame) or result is frame:
-        return result
-    if result._plain is None and result._made_shadow is None and result._make_shadow is None:
-        result._make_shadow, result._sources = shadow, sources
-    for crossing in result._crossings:
-        if crossing not in frame._crossings:
-            _log.info("%s", crossing.describe())
+    if isinstance(result, TwoSidedFrame) and result is not frame:
+        if result._is_in_python and result._own_shadow is None and shadow is not None:
+            result._set_shadow(shadow)
+        _log_crossings(result, frame)
     return result
 
 
+# Why rows go to Spark, and what would keep them in Python
+_ONLY_SPARK = "only Spark has this method; those that keep rows in Python are listed in docs/spark.md"
+_LEFT_IS_SPARKS = "the rows of the frame on which it is called are there; frame() takes those to Python"
+_READ_BY_SPARK = "Spark passes them on; count(), write.parquet() and mapInArrow() keep them in Python"
+# PySpark's methods that read the rows; others call `rdd`, `collect` or `take`
+_READERS = frozenset(("isEmpty", "tail", "toArrow", "toJSON", "toLocalIterator", "toPandas"))
+_READERS |= {"approxQuantile", "corr", "cov"}
+# Operators that take over Spark's analysis of the call, in which columns are resolved
+_READS_ANALYSIS = frozenset(("filter", "selectExpr", "withColumn", "withColumns"))
+# Operators that keep some of several rows, where Spark may keep others
+_CHOOSES_ROWS = frozenset(("limit", "sample", "distinct", "dropDuplicates"))
 # Operators whose result has the same rows on both sides, whatever exchange comes before them
 _ROW_BY_ROW = frozenset(("select", "selectExpr", "filter", "drop", "alias", "hint"))
 _ROW_BY_ROW |= {"withColumn", "withColumns", "withColumnRenamed", "withColumnsRenamed"}
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of a list or a dict, and anything else as it is."""
+def copied(value: Any) -> Any:
+    """Return a copy of a list, a dict or a tuple of such, and anything else as it is."""
+    if type(value) is tuple:  # a Row stays one
+        return tuple(map(copied, value))
     if isinstance(value, list):
         return list(value)
     return dict(value) if isinstance(value, dict) else value
@@ -391,9 +517,10 @@ def _copied(value: Any) -> Any:
 def _checked(
     method: Callable[..., Any], frame: TwoSidedFrame, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call an operator of Python's side, which looks columns up by name, after `_check_columns`."""
-    values = [*args, *kwargs.values()]
-    frame._check_columns(list(_columns_in(values)), list(_frames_in(values)))
+    """Call an operator of Python's side, after `_check_columns` if it looks columns up by name."""
+    if method.__name__ not in _READS_ANALYSIS:
+        values = [*args, *kwargs.values()]
+        frame._check_columns(list(_columns_in(values)), list(_frames_in(values)))
     return method(frame, *args, **kwargs)
 
 
@@ -422,11 +549,32 @@ def _united(crossings: Iterable[tuple[Crossing, ...]]) -> tuple[Crossing, ...]:
     return tuple(dict.fromkeys(each for part in crossings for each in part))
 
 
-def _shadow_of_call(
-    frame: TwoSidedFrame, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> DataFrame:
-    """Return what Spark makes of a call on the shadows of all frames in it."""
-    arguments = [each._shadow() if isinstance(each, TwoSidedFrame) else each for each in args]
-    named = {key: each._shadow() if isinstance(each, TwoSidedFrame) else each for key, each in kwargs.items()}
-    shadow: DataFrame = getattr(frame._shadow(), method)(*arguments, **named)
-    return shadow
+def _for_spark(argument: Any) -> Any:
+    return argument._for_spark() if isinstance(argument, TwoSidedFrame) else argument
+
+
+def _shadow_or_value(argument: Any) -> Any:
+    return argument._shadow if isinstance(argument, TwoSidedFrame) else argument
+
+
+def _dataframe_or_value(argument: Any) -> Any:
+    return argument.dataframe() if isinstance(argument, Shadow) else argument
+
+
+def _bases(frames: Iterable[TwoSidedFrame]) -> dict[int, Base]:
+    """Return the bases in the shadows of ``frames``, by number."""
+    bases: dict[int, Base] = {}
+    for frame in frames:
+        shadow = frame._shadow
+        bases |= shadow.bases
+        if shadow.base is not None:
+            bases[shadow.base] = Base(frame, shadow.is_call)
+    return bases
+
+
+def _log_crossings(frame: TwoSidedFrame, *sources: TwoSidedFrame) -> None:
+    """Log the crossings of a frame that its sources do not have."""
+    known = {crossing for source in sources for crossing in source._crossings}
+    for crossing in frame._crossings:
+        if crossing not in known:
+            _log.info("%s", crossing.describe())

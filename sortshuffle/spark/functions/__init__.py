@@ -22,6 +22,7 @@ Invariants:
 * Closing an adaptor's iterator closes the function's iterator, then the input.
 
     conf           the session's settings that matter to functions
+    pickled        a user's function as it was at the call
     signatures     names, arguments and type hints of functions
     declared       the declared result of a function, and its checks
     conversion     between Arrow and pandas, by PySpark's own code

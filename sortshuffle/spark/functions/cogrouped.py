@@ -15,6 +15,7 @@ from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series, with_session_types
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.grouped import arrow_key
+from sortshuffle.spark.functions.pickled import PickledFunction
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
 from sortshuffle.spark.functions.running import CloseAtEnd, in_user_code, user_errors
 from sortshuffle.spark.functions.signatures import Function, takes_key
@@ -51,7 +52,8 @@ class CoGroupFunction(ABC):
         """Build the adaptor. Raises `UsageError`, or `UnsupportedError` for a type."""
         declared = Declared.of(cls.method, function, schema, conf)
         keyed = takes_key(cls.method, function, "left", "right")
-        return cls(function, tuple(left_keys), tuple(right_keys), keyed, declared, conf)
+        pickled = PickledFunction.of(function)
+        return cls(pickled, tuple(left_keys), tuple(right_keys), keyed, declared, conf)
 
     def __call__(self, groups: Iterator[Tables]) -> Batches:
         """Yield the results of all pairs of groups. A pair holds the tables of both sides, with all columns.

@@ -30,6 +30,7 @@ class FunctionConf:
     ``any_iterable``          ``spark.sql.execution.pythonUDF.mapInBatch.legacy.acceptAnyIterable.enabled``
     ``exact_schema``          ``spark.sql.execution.arrow.pyspark.validateSchema.enabled``
     ``batch_rows``            ``spark.sql.execution.arrow.maxRecordsPerBatch``, for parts of groups alone
+    ``worker_logs``           ``spark.sql.pyspark.worker.logging.enabled``
     ========================  ===========================================================================
 
     ``spark.sql.execution.pandas.structHandlingMode`` is for ``toPandas()`` alone: functions get dicts.
@@ -44,6 +45,7 @@ class FunctionConf:
     any_iterable: bool = True
     exact_schema: bool = False
     batch_rows: int = 10_000
+    worker_logs: bool = False
 
     @staticmethod
     def of(spark: SparkSession) -> FunctionConf:
@@ -71,4 +73,5 @@ class FunctionConf:
             any_iterable=flag(f"{execution}.pythonUDF.mapInBatch.legacy.acceptAnyIterable.enabled", True),
             exact_schema=flag(f"{execution}.arrow.pyspark.validateSchema.enabled", False),
             batch_rows=int(str(get(f"{execution}.arrow.maxRecordsPerBatch"))),
+            worker_logs=flag("spark.sql.pyspark.worker.logging.enabled", False),
         )

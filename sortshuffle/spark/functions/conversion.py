@@ -33,10 +33,8 @@ def pandas_frame(batch: pa.RecordBatch, conf: FunctionConf) -> pd.DataFrame:
     All columns are converted at once, as fields of a struct, because the dtype that PySpark 4.2+ chooses for
     integers with nulls depends on the types of the other columns.
     """
-    import pandas as pd
-
     if batch.num_columns == 0:
-        return pd.DataFrame(index=pd.RangeIndex(batch.num_rows))
+        return _without_columns(batch)
     struct = pa.RecordBatch.from_arrays([batch.to_struct_array()], ["_0"])
     frame: pd.DataFrame = _to_pandas(struct, conf, structs_as_frames=True)[0]
     return frame
@@ -44,8 +42,16 @@ def pandas_frame(batch: pa.RecordBatch, conf: FunctionConf) -> pd.DataFrame:
 
 def pandas_series(rows: pa.RecordBatch | pa.Table, conf: FunctionConf) -> list[pd.Series]:
     """Convert a group's rows to the columns of the frame that ``applyInPandas`` passes to a function."""
+    if rows.num_columns == 0:
+        return [_without_columns(rows)]  # PySpark's conversion makes a column of them
     whole = rows.combine_chunks() if isinstance(rows, pa.Table) else rows
     return _to_pandas(whole, conf, structs_as_frames=False)
+
+
+def _without_columns(rows: pa.RecordBatch | pa.Table) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(index=pd.RangeIndex(rows.num_rows))
 
 
 def pandas_key(series: list[pd.Series], keys: tuple[int, ...], row: int = 0) -> tuple[Any, ...]:

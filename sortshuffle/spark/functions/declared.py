@@ -1,7 +1,7 @@
 """The declared result of a function: its schema, and the checks and conversions of returned batches.
 
 An error tells the function's name, then says in PySpark's words what is wrong (`Declared.refusal`), so that
-programs that look for these words in the error of a job find them.
+programs that look for these words in the error of a job find them. They end the line, as in PySpark.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Declared:
             )
             returned = ", ".join(map(str, found))
             raise SchemaMismatchError(
-                f"{refusal}. Declared: {', '.join(self.wire.names)}. Returned: {returned}"
+                f"{refusal}\nDeclared: {', '.join(self.wire.names)}. Returned: {returned}"
             )
 
     def check_types(self, found: pa.Schema, *, exact: bool) -> None:
@@ -84,7 +84,7 @@ class Declared:
         )
         if wrong:
             refusal = self.refusal("RESULT_COLUMN_TYPES_MISMATCH", mismatch=wrong)
-            raise SchemaMismatchError(f"{refusal} Cast the columns, or declare the types they have")
+            raise SchemaMismatchError(f"{refusal}\nCast the columns, or declare the types they have")
 
     def check_exactly(self, found: pa.Schema) -> None:
         """Raise unless the columns of a returned batch have the declared names, in order, and types, and may

@@ -23,6 +23,7 @@ from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series, with_session_types
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.group_frames import FrameCollector, group_frames
+from sortshuffle.spark.functions.pickled import PickledFunction
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
 from sortshuffle.spark.functions.running import CloseAtEnd, in_user_code, iterate, user_errors
 from sortshuffle.spark.functions.signatures import (
@@ -58,7 +59,8 @@ class GroupFunction(ABC):
     ) -> GroupFunction:
         """Build the adaptor from the arguments of ``method``."""
         declared = Declared.of(method, function, schema, conf)
-        return cls(function, tuple(keys), takes_key(method, function, "rows"), declared, conf)
+        keyed = takes_key(method, function, "rows")
+        return cls(PickledFunction.of(function), tuple(keys), keyed, declared, conf)
 
     def __call__(self, groups: Iterator[Any]) -> Batches:
         """Yield the results of all groups. ``groups``: from `cut`, with all columns; no group is empty.

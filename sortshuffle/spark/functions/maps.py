@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import pandas_frame, with_session_types
 from sortshuffle.spark.functions.declared import Batches, Declared
+from sortshuffle.spark.functions.pickled import PickledFunction
 from sortshuffle.spark.functions.results import from_frame
 from sortshuffle.spark.functions.running import CloseAtEnd, iterate, user_errors
 from sortshuffle.spark.functions.signatures import Function
@@ -30,7 +31,8 @@ class MapFunction(ABC):
     @classmethod
     def of(cls, function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapFunction:
         """Build the adaptor. Raises `UsageError` or `UnsupportedError`."""
-        return cls(function, Declared.of(cls.method, function, schema, conf), conf)
+        declared = Declared.of(cls.method, function, schema, conf)
+        return cls(PickledFunction.of(function), declared, conf)
 
     def describe(self) -> str:
         return self.declared.place

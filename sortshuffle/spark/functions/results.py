@@ -65,6 +65,6 @@ def from_frame(
         raise
     except Exception as error:
         # workers report no causes where tracebacks are simplified
-        reason = "" if error.__cause__ is None else f" {error.__cause__}"
+        reason = "" if error.__cause__ is None else f"\n{error.__cause__}"
         raise SchemaMismatchError(f"{declared.place}: {type(error).__name__}: {error}{reason}") from error
     yield from declared.deliver(batch)

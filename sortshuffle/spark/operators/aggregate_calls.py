@@ -48,7 +48,6 @@ from sortshuffle.spark.operators.expressions import (
 )
 from sortshuffle.spark.operators.key_checks import check_group_key
 
-_SPARK_INSTEAD = "or let Spark do it: toDF().groupBy(...).agg(...)"
 _MOST_DIGITS = 38
 _SUM_DIGITS = 10  # digits that Spark adds for the sum of decimals, up to `_MOST_DIGITS`
 # Spark's optimizer computes an average in doubles if the result has at most this many digits
@@ -113,18 +112,18 @@ def _of_node(node: Node, shown: str, schema: StructType, case_sensitive: bool) -
     if isinstance(node, Other):
         raise UnsupportedError(
             f"{shown} is SQL text, a cast or the like, which is not read here: write it with functions of"
-            f" columns, such as F.sum('v'), {_SPARK_INSTEAD}"
+            " columns, such as F.sum('v')"
         )
     if not isinstance(node, Call) or not node.function.isidentifier():
         raise UnsupportedError(
             f"{shown} is not one aggregate function of columns: compute it of aggregates afterwards, with"
-            f" withColumn() or in a mapInArrow function, {_SPARK_INSTEAD}"
+            " withColumn() or in a mapInArrow function"
         )
     if node.function not in _FUNCTIONS:
         known = ", ".join(sorted(_FUNCTIONS))
         raise UnsupportedError(
             f"{shown}: {node.function} is none of the functions that are computed here ({known}). Use"
-            f" applyInArrow(), {_SPARK_INSTEAD}"
+            " applyInArrow()"
         )
     arguments, ignore_nulls = _without_flag(node, shown)
     prefix = "DISTINCT " if node.distinct else ""
@@ -161,7 +160,7 @@ def _position(argument: Node, shown: str, schema: StructType, case_sensitive: bo
         return resolve(argument.name, schema, case_sensitive)
     raise UnsupportedError(
         f"{shown}: only plain columns are aggregated. Compute the argument first, with withColumn() or in a"
-        f" mapInArrow function, {_SPARK_INSTEAD}"
+        " mapInArrow function"
     )
 
 
@@ -184,14 +183,18 @@ def position_expression(function: str, position: int, schema: StructType) -> Exp
 @dataclass(frozen=True, slots=True)
 class AggregateRequest:
     """An expression with the types that choose its function. ``kinds``: Spark's types of the arguments.
-    ``wires``, ``result``: Arrow's types. ``ansi``, ``legacy_statistics``: settings of the session."""
+    ``wires``, ``result``: Arrow's types. ``is_set``: whether a setting of the session is true; asked only if
+    it matters, because reading one takes a call of the JVM."""
 
     expression: Expression
     kinds: tuple[DataType, ...]
     wires: tuple[pa.DataType, ...]
     result: pa.DataType
-    ansi: bool
-    legacy_statistics: bool
+    is_set: Callable[[str], bool]
+
+    @property
+    def ansi(self) -> bool:
+        return self.is_set("spark.sql.ansi.enabled")
 
     @property
     def label(self) -> str:
@@ -199,9 +202,7 @@ class AggregateRequest:
 
     def refusal(self, instead: str) -> UnsupportedError:
         kinds = ", ".join(kind.simpleString() for kind in self.kinds)
-        return UnsupportedError(
-            f"{self.expression.text} of {kinds} is not computed here: {instead}, {_SPARK_INSTEAD}"
-        )
+        return UnsupportedError(f"{self.expression.text} of {kinds} is not computed here: {instead}")
 
 
 def call_of(request: AggregateRequest, schema: StructType, wire: pa.Schema) -> tuple[Function, bool]:
@@ -224,8 +225,7 @@ def _check_comparable(request: AggregateRequest, field: st.StructField, wire: pa
     except ColumnError as error:
         raise UnsupportedError(
             f"{request.expression.text}: values of {field.name}, a {field.dataType.simpleString()}, are not"
-            f" compared here as Spark compares them: make a column of a plain type of it first,"
-            f" {_SPARK_INSTEAD}"
+            " compared here as Spark compares them: make a column of a plain type of it first"
         ) from error
 
 
@@ -270,7 +270,7 @@ def _variance(*, sample: bool, root: bool) -> Builder:
         (kind,) = request.kinds
         if not isinstance(kind, st.NumericType):
             raise request.refusal("cast the column to a number first")
-        if request.legacy_statistics:
+        if request.is_set("spark.sql.legacy.statisticalAggregate"):
             raise request.refusal("set spark.sql.legacy.statisticalAggregate to false")
         return Variance(sample, root)
 

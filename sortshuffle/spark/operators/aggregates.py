@@ -11,6 +11,7 @@ Without keys the result has one row, in one partition.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,18 +33,20 @@ from sortshuffle.spark.operators.expressions import quote, resolve
 from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import order_rows, place_rows
 from sortshuffle.spark.operators.selection import reading_only
-from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import FrameContext, Layout, Rows
 from sortshuffle.spark.steps.aggregate_steps import Aggregate, PartialAggregate, RowsToStates
 from sortshuffle.spark.steps.distinct_steps import FirstRowOfEachKey, PartialFirstRows
 from sortshuffle.spark.worker.stages import TaskStep
 
 
-def aggregate(rows: Rows, keys: tuple[int, ...], exprs: Sequence[Column | dict[str, str]]) -> Rows:
-    """Return ``groupBy(*keys).agg(*exprs)``."""
+def aggregate(
+    rows: Rows, keys: tuple[int, ...], twin: DataFrame, exprs: Sequence[Column | dict[str, str]]
+) -> Rows:
+    """Return ``groupBy(*keys).agg(*exprs)``. ``twin``: a DataFrame of the same columns, on which Spark
+    analyses the call."""
     context = rows.context
     expressions = expressions_of(exprs, rows.schema, context.case_sensitive)
-    groups = _twin_groups(rows, keys)
+    groups = _twin_groups(rows, keys, twin)
     if exprs and isinstance(exprs[0], dict):
         # Spark does not keep the order of a dict's columns
         schema = groups.agg(exprs[0]).schema
@@ -55,16 +58,16 @@ def aggregate(rows: Rows, keys: tuple[int, ...], exprs: Sequence[Column | dict[s
     return _aggregated(rows, keys, expressions, schema)
 
 
-def count(rows: Rows, keys: tuple[int, ...]) -> Rows:
+def count(rows: Rows, keys: tuple[int, ...], twin: DataFrame) -> Rows:
     """Return ``groupBy(*keys).count()``."""
     expression = Expression("count", (), False, False, "count(1)", "count")
-    return _aggregated(rows, keys, [expression], _twin_groups(rows, keys).count().schema)
+    return _aggregated(rows, keys, [expression], _twin_groups(rows, keys, twin).count().schema)
 
 
-def numeric(rows: Rows, keys: tuple[int, ...], function: str, cols: Sequence[str]) -> Rows:
+def numeric(rows: Rows, keys: tuple[int, ...], twin: DataFrame, function: str, cols: Sequence[str]) -> Rows:
     """Return ``groupBy(*keys).sum(*cols)``, or ``avg``, ``min`` or ``max``. As in Spark, no ``cols`` means
     all numeric columns, including keys."""
-    schema = getattr(_twin_groups(rows, keys), function)(*cols).schema
+    schema = getattr(_twin_groups(rows, keys, twin), function)(*cols).schema
     case_sensitive = rows.context.case_sensitive
     positions = [resolve(name, rows.schema, case_sensitive) for name in cols] or [
         at for at, field in enumerate(rows.schema) if isinstance(field.dataType, NumericType)
@@ -73,15 +76,15 @@ def numeric(rows: Rows, keys: tuple[int, ...], function: str, cols: Sequence[str
     return _aggregated(rows, keys, expressions, schema)
 
 
-def distinct(rows: Rows) -> Rows:
+def distinct(rows: Rows, twin: DataFrame) -> Rows:
     """Return ``distinct()``."""
-    twin(rows.context, rows.schema).distinct()  # refuses maps
+    twin.distinct()  # refuses maps
     return _deduplicated(rows, tuple(range(len(rows.columns))), "distinct()")
 
 
-def drop_duplicates(rows: Rows, subset: Sequence[str] | None) -> Rows:
+def drop_duplicates(rows: Rows, subset: Sequence[str] | None, twin: DataFrame) -> Rows:
     """Return ``dropDuplicates(subset)``."""
-    twin(rows.context, rows.schema).dropDuplicates(subset)  # raises Spark's errors
+    twin.dropDuplicates(subset)  # raises Spark's errors
     if subset is None:
         return _deduplicated(rows, tuple(range(len(rows.columns))), "dropDuplicates()")
     keys = [at for name in subset for at in _named(rows, name)]
@@ -95,9 +98,8 @@ def _named(rows: Rows, name: str) -> list[int]:
     return [at for at, other in enumerate(rows.columns) if other.lower() == name.lower()]
 
 
-def _twin_groups(rows: Rows, keys: tuple[int, ...]) -> GroupedData:
-    empty: DataFrame = twin(rows.context, rows.schema)
-    return empty.groupBy(*(quote(rows.columns[key]) for key in keys))
+def _twin_groups(rows: Rows, keys: tuple[int, ...], twin: DataFrame) -> GroupedData:
+    return twin.groupBy(*(quote(rows.columns[key]) for key in keys))
 
 
 # --- aggregates --------------------------------------------------------------------------------------------
@@ -145,13 +147,12 @@ def _of_needed_columns(
 def _calls(rows: Rows, expressions: Sequence[Expression], schema: StructType) -> tuple[AggregateCall, ...]:
     context, fields, wire = rows.context, rows.schema.fields, rows.chain.wire
     results = context.wire(schema).types[len(schema) - len(expressions) :]
-    ansi = _is_set(context, "spark.sql.ansi.enabled")
-    legacy_statistics = _is_set(context, "spark.sql.legacy.statisticalAggregate")
+    is_set = functools.cache(functools.partial(_is_set, context))
     calls = []
     for expression, result in zip(expressions, results, strict=True):
         kinds = tuple(fields[column].dataType for column in expression.columns)
         wires = tuple(wire.field(column).type for column in expression.columns)
-        request = AggregateRequest(expression, kinds, wires, result, ansi, legacy_statistics)
+        request = AggregateRequest(expression, kinds, wires, result, is_set)
         function, is_distinct = call_of(request, rows.schema, wire)
         calls.append(AggregateCall(function, expression.columns, is_distinct))
     return tuple(calls)
@@ -177,7 +178,7 @@ def _deduplicated(rows: Rows, keys: tuple[int, ...], label: str) -> Rows:
         try:
             check_group_key(rows.schema.fields[key], chain.wire.field(key).type)
         except ColumnError as error:
-            raise ColumnError(f"{label}: {error}; or let Spark do it, behind toDF()") from None
+            raise ColumnError(f"{label}: {error}") from None
     if not chain.schema.names:
         raise UnsupportedError(f"{label} of a frame without columns: take limit(1) instead")
     # the layout stays true, because rows keep their order and only some are dropped

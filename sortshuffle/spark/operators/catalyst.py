@@ -1,7 +1,8 @@
 """Expressions as Spark's analyzer leaves them: `CatalystTree`, and `AnalysedStep`, one filter or selection.
 
-* Spark prints an expression as JSON, in one call over Py4J. What the JSON does not say exactly, such as the
-  bytes of a literal, `AnalysedStep.constant` asks Spark for.
+* The JVM tells how it analysed a call in one text (``AnalysedSteps`` in the manager's jar), in which
+  expressions are Spark's JSON. What the JSON does not say exactly, such as the bytes of a literal,
+  `AnalysedStep.constant` asks Spark for.
 * Names of classes and of fields are those of Catalyst. They are not public in Spark. When they change, a tree
   has other names, and `translation` refuses those that it does not know.
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,10 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from sortshuffle.errors import UnsupportedError
+from sortshuffle.spark.manager.jar_methods import jar_method
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 _MOST_CONSTANTS = 64  # that Spark is asked for: about a millisecond each
@@ -65,25 +69,25 @@ def tree_of(nodes: Sequence[Any]) -> CatalystTree:
 class AnalysedStep:
     """A filter or a selection of a DataFrame, directly on it.
 
-    ``is_filter``: else a selection. ``columns``: the ids with which attributes refer to the DataFrame's
-    columns. ``results``: the ids of the result's columns; a column that is passed on keeps its id.
+    ``is_filter``: else a selection. ``names``: of the DataFrame's columns. ``columns``: the ids with which
+    attributes refer to them. ``schema``: of the result. ``results``: the ids of the result's columns; a
+    column that is passed on keeps its id.
     """
 
     is_filter: bool
+    names: tuple[str, ...]
     columns: tuple[int, ...]
+    schema: StructType
     results: tuple[int, ...]
-    _expressions: Any
+    _printed: tuple[str | None, ...]
+    _result: Any
     _asked: itertools.count[int] = field(default_factory=itertools.count)
 
     def expression(self, number: int = 0) -> CatalystTree | None:
-        """Return the condition of a filter, or a selected column. None if Spark cannot print it."""
-        try:
-            return parse(self._expressions.apply(number).toJSON())
-        except (
-            Py4JError,
-            PySparkException,
-        ):  # a class whose fields differ from the arguments of its constructor
-            return None
+        """Return the condition of a filter, or a selected column that is new. None if Spark cannot print
+        it."""
+        text = self._printed[number]
+        return None if text is None else parse(text)
 
     def constant(self, tree: CatalystTree, number: int = 0) -> Any:
         """Let Spark compute a part without attributes, and return its internal value, such as days for dates.
@@ -94,7 +98,8 @@ class AnalysedStep:
         if next(self._asked) == _MOST_CONSTANTS:
             raise ValueError(f"more than {_MOST_CONSTANTS} constants")
         try:
-            node = self._expressions.apply(number).apply(tree.position)
+            expressions = self._result._jdf.queryExecution().analyzed().expressions()
+            node = expressions.apply(number).apply(tree.position)
             if json.loads(node.toJSON()) != tree.nodes():  # Spark numbers nodes in another order
                 raise ValueError(f"node {tree.position} is not {tree.kind}")
             return node.eval(None)
@@ -109,25 +114,16 @@ def analysed_step(df: DataFrame, result: DataFrame) -> AnalysedStep | None:
     if getattr(result, "_jdf", None) is None:
         return None
     try:
-        before, after = (each._jdf.queryExecution().analyzed() for each in (df, result))
+        text = jar_method("AnalysedSteps", "describe")(df._jdf, result._jdf)
     except AnalysisException:  # a subquery that refers to columns outside of it is analysed with them
         return None
-    name = after.nodeName()
-    if name not in ("Filter", "Project") or not after.child().equals(before):
+    except UnsupportedError:  # there is no jar
         return None
-    columns = _ids(before, df.columns)
-    results = columns if name == "Filter" else _ids(after, result.columns)
-    if columns is None or results is None:
+    if not text:
         return None
-    return AnalysedStep(name == "Filter", columns, results, after.expressions())
-
-
-def _ids(plan: Any, names: list[str]) -> tuple[int, ...] | None:
-    """Return the ids of a plan's columns, from how they print: ``List(a#1, b#2L)``. None if they print in
-    another way. As JSON they would be longer than Py4J's buffer, which costs 40 ms."""
-    printed = str(plan.output().toString())
-    attributes = re.sub(r"(#\d+)L(?=, |\)$)", r"\1", printed[printed.find("(") + 1 :])
-    ids = re.findall(r"#(\d+)(?=, |\)$)", attributes)
-    if attributes != ", ".join(map("#".join, zip(names, ids, strict=False))) + ")":
-        return None
-    return tuple(map(int, ids))
+    told = json.loads(text)
+    names, columns, results, printed = (
+        tuple(told[name]) for name in ("names", "columns", "results", "expressions")
+    )
+    schema = StructType.fromJson(told["schema"])
+    return AnalysedStep(told["filter"], names, columns, schema, results, printed, result)

@@ -1,13 +1,14 @@
-"""``withColumn``, ``withColumns``, ``withColumnRenamed``, ``withColumnsRenamed``.
+"""``withColumn``, ``withColumns``.
 
 New columns are computed by Arrow expressions, such as ``pyarrow.compute.field("a") + 1``, by Arrow's rules;
 docs/spark.md lists the differences from Spark's rules. Spark's plain column references and plain literals are
-accepted, too. Spark determines names and types, and reports errors, by analysing an empty twin of the frame.
+accepted, too. Spark determines names and types, and reports errors, by analysing the call on a twin of the
+frame: a DataFrame of the same columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -18,8 +19,7 @@ from pyspark.sql import types as st
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.operators.expressions import Alias, Attribute, Literal, node_of, resolve
-from sortshuffle.spark.operators.selection import select_columns
-from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.operators.translation import Projection
 from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.schema import from_arrow, to_arrow
@@ -31,7 +31,7 @@ Source: TypeAlias = "int | pc.Expression"
 _LONGEST_LABEL = 120  # characters of an expression that are shown
 
 
-def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column]) -> Rows:
+def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column], twin: DataFrame) -> Rows:
     """Return the rows with these columns, which replace those of the same names, or come after all others.
 
     The expressions are over the columns of ``rows``. Raises `UsageError` for anything but an expression over
@@ -41,10 +41,9 @@ def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column]) -> R
         raise UsageError(f"withColumns() takes a dict of names and columns, not {type(columns).__name__}")
     chain = rows.chain
     context = chain.context
-    empty = twin(context, rows.schema)
-    requested = [_source_and_twin(rows, empty, name, column) for name, column in columns.items()]
+    requested = [_source_and_twin(rows, twin, name, column) for name, column in columns.items()]
     types = {name: of_type for name, (_, of_type) in zip(columns, requested, strict=True)}
-    schema = empty.withColumns(types).schema
+    schema = twin.withColumns(types).schema
 
     names = [fold_case(name, context.case_sensitive) for name in columns]
     new = {name: source for name, (source, _) in zip(names, requested, strict=True)}
@@ -57,25 +56,15 @@ def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column]) -> R
     return Rows(chain.then(step, schema), rows.layout.selected(kept))
 
 
-def project(rows: Rows, sources: Sequence[Source], schema: st.StructType, label: str) -> Rows:
-    """Return rows of ``schema``, whose columns come from these sources."""
+def project(rows: Rows, projection: Projection, label: str) -> Rows:
+    """Return the rows of a projection."""
+    sources, schema = projection.sources, projection.schema
     kept = [source if isinstance(source, int) else -1 for source in sources]
-    step = WithColumns(tuple(sources), rows.context.wire(schema), label)
+    step = WithColumns(sources, rows.context.wire(schema), label)
     return Rows(rows.chain.then(step, schema), rows.layout.selected(kept))
 
 
-def with_columns_renamed(rows: Rows, names: Mapping[str, str]) -> Rows:
-    """Return the rows with columns renamed. Names that do not exist are ignored, as in Spark.
-
-    Raises `UsageError` if ``names`` is not a dict, `UnsupportedError` if several columns then have one name.
-    """
-    if not isinstance(names, Mapping):
-        raise UsageError(f"withColumnsRenamed() takes a dict of names, not {type(names).__name__}")
-    renamed = twin(rows.context, rows.schema).withColumnsRenamed(dict(names)).schema.names
-    return select_columns(rows, tuple(range(len(renamed))), renamed)
-
-
-def _source_and_twin(rows: Rows, empty: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
+def _source_and_twin(rows: Rows, twin: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
     """Return the source of a new column, and a Column of the same type for the frame's twin."""
     if isinstance(column, pc.Expression):
         return column, sf.lit(None).cast(_type_of(name, column, rows.chain.wire))
@@ -91,7 +80,7 @@ def _source_and_twin(rows: Rows, empty: DataFrame, name: str, column: Any) -> tu
         # by name, because the Column may belong to another DataFrame
         return resolve(node.name, rows.schema, rows.context.case_sensitive), sf.col(node.name)
     if isinstance(node, Literal):
-        (kind,) = to_arrow(empty.select(column).schema, rows.context.conf.timezone).types
+        (kind,) = to_arrow(twin.select(column).schema, rows.context.conf.timezone).types
         return pc.scalar(pa.scalar(node.value, kind)), column
     raise UnsupportedError(
         f"withColumn('{name}'): {column} is an expression of Spark's, which does not run here: write it as a"

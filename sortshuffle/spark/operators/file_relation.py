@@ -12,21 +12,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 
-from pyspark import SparkContext
 from pyspark.sql import types as st
 
-from sortshuffle.errors import UnsupportedError
-from sortshuffle.spark.manager.jar import jar_path, why_no_jar
-from sortshuffle.spark.manager.running_jvm import provide
+from sortshuffle.spark.manager.jar_methods import jar_method
 from sortshuffle.spark.parquet.finding import FoundParquetFile, parent_of
+from sortshuffle.spark.schema import schema_of_json
 
+_CLASS = "FileRelations"
 LOCAL = "file:"
 """What Hadoop's paths of local files begin with."""
 
-_CLASS = "org.sortshuffle.FileRelations"
 _VALUES: dict[type[st.DataType], Callable[[str], Any]] = {
     st.ByteType: int,
     st.ShortType: int,
@@ -59,14 +56,15 @@ class FileRelation:
 
     @staticmethod
     def of(handle: Any) -> FileRelation:
-        """Ask the JVM about its ``HadoopFsRelation``. Raises `UnsupportedError` if it cannot be asked."""
-        told = json.loads(java_class().describe(handle))
+        """Ask the JVM about its ``HadoopFsRelation``. Raises `UnsupportedError` if it cannot be asked, or if
+        Python does not know a type of the schema."""
+        told = json.loads(jar_method(_CLASS, "describe")(handle))
         return FileRelation(
             handle,
             told["format"],
             told["index"],
-            st.StructType.fromJson(json.loads(told["schema"])),
-            st.StructType.fromJson(json.loads(told["partitionSchema"])),
+            schema_of_json(json.loads(told["schema"])),
+            schema_of_json(json.loads(told["partitionSchema"])),
             told["bucketed"],
             {name.lower(): value for name, value in told["options"].items()},
             told["roots"],
@@ -82,7 +80,7 @@ class FileRelation:
         readers = [_VALUES[type(column.dataType)] for column in self.partitions]
         files: list[FoundParquetFile] = []
         values_of: dict[str, tuple[Any, ...]] = {}
-        for texts, listed in json.loads(java_class().list(self.handle)):
+        for texts, listed in json.loads(jar_method(_CLASS, "list")(self.handle)):
             paths = [path.removeprefix(LOCAL) for path in listed[::2]]
             files += map(FoundParquetFile, paths, listed[1::2])
             if readers:
@@ -96,21 +94,6 @@ class FileListing:
 
     files: tuple[FoundParquetFile, ...]
     values: Mapping[str, tuple[Any, ...]]
-
-
-def java_class() -> Any:
-    """Return the class of the JVM that this module asks. Raises `UnsupportedError` if there is none."""
-    SparkContext._ensure_initialized()
-    return _java_class_of(SparkContext._gateway)
-
-
-@lru_cache(maxsize=1)
-def _java_class_of(gateway: Any) -> Any:
-    # kept, because Py4J looks each part of a class's name up in the JVM
-    reason = why_no_jar() or provide(jar_path(), _CLASS)
-    if reason:
-        raise UnsupportedError(f"Spark's plan cannot be read: {reason}")
-    return gateway.jvm.org.sortshuffle.FileRelations
 
 
 def _read(readers: Sequence[Callable[[str], Any]], texts: Sequence[str | None]) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ from sortshuffle.spark.operators.key_checks import check_placement_key
 from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
 from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.operators.selection import select_columns
-from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout, Rows
 from sortshuffle.spark.plan.origins import TogetherOrigin
 from sortshuffle.spark.steps.row_steps import Arrange
@@ -98,7 +98,7 @@ def _condition(left: Rows, right: Rows, on: Any) -> tuple[list[str], list[Pair]]
     listed = list(on) if isinstance(on, list | tuple) else [] if on is None else [on]
     if not listed:
         raise UnsupportedError(
-            "join() needs columns to join by: for every row with every other use toDF() and crossJoin() there"
+            "join() pairs every row with every other here, because it has no columns to join by"
         )
     if all(isinstance(each, str) for each in listed):
         return listed, []  # `_joined_schema` adds the pairs, after Spark has checked the names
@@ -143,7 +143,7 @@ def _joined_schema(
 ) -> StructType:
     """Return Spark's schema of the result. If the join is by names, append their columns to ``pairs``."""
     context = left.context
-    lefts, rights = twin(context, left.schema), twin(context, right.schema)
+    lefts, rights = empty_twin(context, left.schema), empty_twin(context, right.schema)
     on: Any = using
     if not using:
         on = functools.reduce(operator.and_, (_equality(lefts, rights, pair) for pair in pairs))

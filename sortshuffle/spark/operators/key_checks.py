@@ -62,7 +62,7 @@ def _refuse_collation(name: str, kind: DataType) -> None:
     if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
         raise ColumnError(
             f"column {name} is a string with collation {kind.collation}, which Spark hashes and compares by"
-            " rules that are not available here: cast it to a plain string first, or let Spark shuffle it"
+            " rules that are not available here: cast it to a plain string first"
         )
     if isinstance(kind, StructType):
         for child in kind:

@@ -4,8 +4,9 @@ The files, the schema and the partition values are those of Spark's plan: this m
 So the rows are Spark's, including the files that Spark listed when it made the DataFrame. Where they might
 not be, Spark has to scan, and `NoScan` says why (`operators.scan_reasons`).
 
-What neither the plan nor two of the files show: a worker that comes to a file which it cannot read as Spark
-would (another type, or dates of the old calendar) raises an error, as in any scan.
+What neither the plan shows nor the footers that are read (`scan_reasons.MOST_FOOTERS`): a worker that comes
+to a file which it cannot read as Spark would (another type, or dates of the old calendar) raises an error, as
+in any scan.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.operators.file_relation import LOCAL, FileRelation, java_class
+from sortshuffle.spark.operators.dataframe_facts import DataFrameFacts
+from sortshuffle.spark.operators.file_relation import LOCAL, FileRelation
 from sortshuffle.spark.operators.plan_json import (
-    RELATION,
     Expression,
     PlannedColumns,
     attributes_in,
@@ -49,8 +50,6 @@ ArrowTranslation: TypeAlias = Callable[[Expression, Mapping[int, str]], Any]
 """Translates a condition of a plan into an Arrow expression that is true for the same rows; returns None if
 it cannot. The mapping gives the names of columns by the exprIds of attributes."""
 
-_HADOOP_RELATION = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
-
 
 @dataclass(frozen=True, slots=True)
 class NoScan:
@@ -59,22 +58,26 @@ class NoScan:
     reason: str
 
 
-def scan_of(df: DataFrame, context: FrameContext, translate: ArrowTranslation | None = None) -> Rows | NoScan:
+def scan_of(
+    df: DataFrame, facts: DataFrameFacts, context: FrameContext, translate: ArrowTranslation | None = None
+) -> Rows | NoScan:
     """Return the rows of ``df`` as a scan by the workers, or why there is none. Runs no job.
 
     The result has the rows, names, types and nullability of ``df``. Its files are those that Spark has
-    listed. Two of their footers are read. ``translate``: for the conditions of filters; without it a
-    DataFrame with a filter has no scan.
+    listed. Some of their footers are read. ``facts``: of ``df``. ``translate``: for the conditions of
+    filters; without it a DataFrame with a filter has no scan.
     """
     try:
-        return _scan(df, context, translate)
+        return _scan(df, facts, context, translate)
     except (UnsupportedError, UsageError) as error:
         return NoScan(str(error))
 
 
-def _scan(df: DataFrame, context: FrameContext, translate: ArrowTranslation | None) -> Rows:
+def _scan(
+    df: DataFrame, facts: DataFrameFacts, context: FrameContext, translate: ArrowTranslation | None
+) -> Rows:
     """Raises `UnsupportedError` or `UsageError` if there is no scan."""
-    plan, leaf = _plan_and_leaf(df)
+    plan, leaf = _plan_and_leaf(df, facts)
     _check(why_not_session(context.spark))
     columns = planned_columns(json.loads(plan.toJSON()))
     relation = FileRelation.of(leaf.relation())
@@ -82,7 +85,7 @@ def _scan(df: DataFrame, context: FrameContext, translate: ArrowTranslation | No
     _check(why_not_cached(df))
     rules = _rules(relation, context)
     check_names(relation.schema, rules.case_sensitive, "its relation")
-    return _rows(df.schema, context, PlannedScan(relation, columns, rules), translate)
+    return _rows(facts.schema, context, PlannedScan(relation, columns, rules), translate)
 
 
 def _check(reason: str) -> None:
@@ -90,22 +93,15 @@ def _check(reason: str) -> None:
         raise UnsupportedError(reason)
 
 
-def _plan_and_leaf(df: Any) -> tuple[Any, Any]:
+def _plan_and_leaf(df: Any, facts: DataFrameFacts) -> tuple[Any, Any]:
     """Return the analysed plan, and its leaf if it has only one, which is a relation of files."""
-    if not hasattr(df, "_jdf"):
-        raise UnsupportedError("over Spark Connect the plan of a DataFrame is not known")
-    java_class()  # the first question, because later ones need it
-    plan = df._jdf.queryExecution().analyzed()
-    leaves = plan.collectLeaves()
-    if leaves.length() != 1:
+    _check(facts.why_no_source)
+    if not facts.source:
         raise UnsupportedError("its plan has several sources")
-    leaf = leaves.head()
-    kinds = [str(leaf.getClass().getName())]
-    if kinds == [RELATION]:
-        kinds.append(str(leaf.relation().getClass().getName()))
-    if kinds != [RELATION, _HADOOP_RELATION]:
-        raise UnsupportedError(f"its source is no relation of files, but {kinds[-1].rsplit('.', 1)[-1]}")
-    return plan, leaf
+    if not facts.reads_files:
+        raise UnsupportedError(f"its source is no relation of files, but {facts.source.rsplit('.', 1)[-1]}")
+    plan = df._jdf.queryExecution().analyzed()
+    return plan, plan.collectLeaves().head()
 
 
 def _rules(relation: FileRelation, context: FrameContext) -> FileRules:

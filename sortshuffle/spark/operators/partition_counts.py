@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import math
 
-from sortshuffle.spark.plan.chain import Rows
+from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.estimated_sizes import estimated_size
+from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.session.requirements import is_classic
+from sortshuffle.spark.worker.stages import PerBatchStep
 
 BYTES = 256 << 10
 """Estimated bytes of a partition. Spark aims at 1 MiB or more. Estimates ignore what functions add: where
 one is 100 times too small, partitions are of 25 MiB, which is still little for a task."""
+
+FEW_BYTES = 64 << 10
+"""Up to so many estimated bytes of a source there is one partition, as in PySpark, whose groups then come in
+the order of their keys. Much code that is used to small data expects that, PySpark's own tests among it. Rows
+that a function has returned are not counted as few: it may have made gigabytes of a range of numbers."""
 
 TASKS_PER_CORE = 3
 """The least number of partitions for each core, so that one slow group does not leave the others idle."""
@@ -31,5 +38,14 @@ def default_partitions(*inputs: Rows) -> int:
     sizes = [estimated_size(rows.chain) for rows in inputs]
     if any(size is None for size in sizes):
         return most
-    wanted = math.ceil(sum(size for size in sizes if size is not None) / BYTES)
+    size = sum(size for size in sizes if size is not None)
+    if size <= FEW_BYTES and all(_come_from_a_source(rows.chain) for rows in inputs):
+        return 1
+    wanted = math.ceil(size / BYTES)
     return min(most, max(wanted, TASKS_PER_CORE * context.planner.parallelism()))
+
+
+def _come_from_a_source(chain: Chain) -> bool:
+    """Return whether rows come from a source, by selections and filters alone."""
+    is_source = isinstance(chain.origin, DataFrameOrigin | ParquetOrigin)
+    return is_source and all(isinstance(step, PerBatchStep) for step in chain.steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +13,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.operators.expressions import quote, resolve
-from sortshuffle.spark.operators.layouts import common_context, exchange_rows
-from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.operators.layouts import common_context, exchange_rows, order_rows
+from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, next_number
-from sortshuffle.spark.plan.origins import CoalescedOrigin, DataFrameOrigin, SparkUnionOrigin, UnionOrigin
-from sortshuffle.spark.plan.schemes import Hash
+from sortshuffle.spark.plan.origins import (
+    CoalescedOrigin,
+    DataFrameOrigin,
+    ExchangeOrigin,
+    SparkUnionOrigin,
+    UnionOrigin,
+)
+from sortshuffle.spark.plan.schemes import Hash, Range
 from sortshuffle.spark.steps.row_steps import Arrange, Limit, Sample
 
 MOST_ROWS = 2**31 - 1  # Spark's limit is an int
@@ -31,22 +39,49 @@ def limit(rows: Rows, number: int) -> Rows:
     """Return the first rows, by partition and position. No task passes on more than ``number`` rows."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_ROWS:
         raise UsageError(f"limit() takes a number of rows from 0 to {MOST_ROWS}, not {number!r}")
+    order, unsorted = sort_ahead(rows)
+    if order is None:
+        return _first(rows, number)
+    # the first rows of each partition are enough, and no ranges have to be found
+    return _first(order_rows(unsorted, order), number, order)
+
+
+def sort_ahead(rows: Rows) -> tuple[RowOrder | None, Rows]:
+    """Return the order of rows that a sort has made, and the rows before it, if its exchange has not been
+    written; otherwise None and the rows."""
+    chain, origin = rows.chain, rows.chain.origin
+    if not chain.steps and isinstance(origin, ExchangeOrigin) and origin.order is not None:
+        scheme, keys = origin.exchange.scheme, tuple(origin.order.keys)
+        if isinstance(scheme, Range) and scheme.keys == keys and not origin.exchange.is_built:
+            return origin.order, Rows(origin.exchange.upstream)
+    return None, rows
+
+
+def _first(rows: Rows, number: int, order: RowOrder | None = None) -> Rows:
+    """Return the first rows of all partitions together, which are sorted by ``order``."""
     first = Rows(rows.chain.then(Limit(number), rows.schema))
-    together = exchange_rows(first, Hash(()), 1).chain  # one gate, which delivers in the order of map tasks
-    return Rows(together.then(Limit(number), rows.schema))
+    together = exchange_rows(first, Hash(()), 1)  # one gate, which delivers in the order of map tasks
+    if order is not None:
+        together = order_rows(together, order)
+    return Rows(together.chain.then(Limit(number), rows.schema))
 
 
 # ---- sample -----------------------------------------------------------------------------------------------
 
 
 def sample(
-    rows: Rows, with_replacement: float | bool | None, fraction: float | None, seed: int | None
+    rows: Rows,
+    with_replacement: float | bool | None,
+    fraction: float | None,
+    seed: int | None,
+    twin: DataFrame,
 ) -> Rows:
     """Sample rows. PySpark accepts ``(fraction, seed)``, ``(withReplacement, fraction, seed)``, and names.
+    ``twin``: a DataFrame of the same columns, on which Spark analyses the call.
 
     Raises PySpark's errors for arguments that it does not accept.
     """
-    twin(rows.context, rows.schema).sample(with_replacement, fraction, seed)
+    twin.sample(with_replacement, fraction, seed)
     if isinstance(with_replacement, float):
         with_replacement, fraction, seed = None, with_replacement, seed if fraction is None else int(fraction)
     assert fraction is not None  # PySpark would have raised
@@ -65,7 +100,7 @@ def union(rows: Rows, other: Rows) -> Rows:
     Spark would change more than the width of a number.
     """
     context = common_context(rows, other, "union")
-    schema = twin(context, rows.schema).union(twin(context, other.schema)).schema
+    schema = empty_twin(context, rows.schema).union(empty_twin(context, other.schema)).schema
     positions = range(len(schema))
     return _united([(rows, positions), (other, positions)], schema)
 
@@ -74,7 +109,7 @@ def union_by_name(rows: Rows, other: Rows, allow_missing: bool) -> Rows:
     """Return the same as `union`, but match the columns by name. With ``allow_missing`` the columns that one
     side lacks are null there, and those that only ``other`` has come last."""
     context = common_context(rows, other, "unionByName")
-    left, right = (twin(context, each.schema) for each in (rows, other))
+    left, right = (empty_twin(context, each.schema) for each in (rows, other))
     schema = left.unionByName(right, allowMissingColumns=allow_missing).schema
     return _united([(each, _positions_by_name(each, schema)) for each in (rows, other)], schema)
 
@@ -154,7 +189,7 @@ def coalesce(rows: Rows, count: int, to_df: Callable[[], DataFrame]) -> Rows:
     if CoalescedOrigin.takes(chain):
         origin: Any = CoalescedOrigin(chain, count)
     elif isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
-        origin = DataFrameOrigin(chain.origin.source.coalesce(count), chain.wire)
+        origin = replace(chain.origin, dataframe=chain.origin.source.coalesce(count), selected=None)
     else:
         origin = DataFrameOrigin(to_df().coalesce(count), chain.wire)
     return Rows(Chain(chain.context, origin, chain.schema, chain.wire))

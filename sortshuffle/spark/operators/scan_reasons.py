@@ -24,6 +24,7 @@ from sortshuffle.spark.parquet.fitting import Calendars
 from sortshuffle.spark.parquet.scanning import ScanSource, open_parquet
 from sortshuffle.spark.parquet.settings import FileRules
 
+MOST_FOOTERS = 32
 _FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _INDEX = "org.apache.spark.sql.execution.datasources.InMemoryFileIndex"
 
@@ -160,13 +161,15 @@ def _why_not_type(kind: st.DataType, rules: FileRules) -> str:
 
 
 def why_not_files(files: ParquetFiles, schema: st.StructType, wire: pa.Schema) -> str:
-    """What the footers of the first and the last file say against reading these columns.
+    """What the footers of the files say against reading these columns.
 
-    Two, because old files of a table tend to be at one end of it, and because the footers of all files take
-    too long at this point.
+    At most `MOST_FOOTERS` are read, because those of many files take too long at this point: of the first and
+    the last file, because old files of a table tend to be at one end of it, and of some between them.
     """
     in_files = [column for column in schema if column.name not in files.source.partition_columns]
-    for file in dict.fromkeys([*files.files[:1], *files.files[-1:]]):
+    last = len(files.files) - 1
+    chosen = {round(last * at / (MOST_FOOTERS - 1)) for at in range(MOST_FOOTERS)} if files.files else set()
+    for file in (files.files[at] for at in sorted(chosen)):
         try:
             reason = _why_not_file(file.path, files.source, in_files, wire)
         except UsageError as error:

@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from sortshuffle.spark.operators.catalyst import AnalysedStep, CatalystTree, analysed_step
 from sortshuffle.spark.operators.catalyst_types import arrow_type, is_exact_cast, literal_value, scalar_of
@@ -73,17 +74,25 @@ def filter_of(df: DataFrame, filtered: DataFrame, timezone: str) -> pc.Expressio
     step = analysed_step(df, filtered)
     if step is None or not step.is_filter:
         return None
-    return arrow_expression(step.expression(), _names(step, df), timezone, step.constant)
+    return arrow_expression(step.expression(), _names(step), timezone, step.constant)
 
 
-def projection_of(df: DataFrame, projected: DataFrame, timezone: str) -> list[int | pc.Expression] | None:
-    """Return the columns of ``projected``, which is ``df.select(...)`` or ``df.withColumns(...)``: for each
-    the position of a column of ``df``, or an expression over a batch of them. None if any of them cannot be
-    translated. ``timezone``: as for `filter_of`."""
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A selection of a DataFrame. ``sources``: for each column of its ``schema`` the position of a column of
+    the DataFrame, or an expression over a batch of them."""
+
+    sources: tuple[int | pc.Expression, ...]
+    schema: StructType
+
+
+def projection_of(df: DataFrame, projected: DataFrame, timezone: str) -> Projection | None:
+    """Return ``projected``, which is ``df.select(...)`` or ``df.withColumns(...)``. None if any of its
+    columns cannot be translated. ``timezone``: as for `filter_of`."""
     step = analysed_step(df, projected)
     if step is None or step.is_filter:
         return None
-    names = _names(step, df)
+    names = _names(step)
     positions = {id_: position for position, id_ in enumerate(step.columns)}
     columns: list[int | pc.Expression] = []
     for number, id_ in enumerate(step.results):
@@ -93,13 +102,13 @@ def projection_of(df: DataFrame, projected: DataFrame, timezone: str) -> list[in
         if source is None:
             return None
         columns.append(source)
-    return columns
+    return Projection(tuple(columns), step.schema)
 
 
-def _names(step: AnalysedStep, df: DataFrame) -> dict[int, str]:
+def _names(step: AnalysedStep) -> dict[int, str]:
     """Return the columns' names by the ids of attributes, but for names that several columns have."""
-    counts = Counter(df.columns)
-    return {id_: name for id_, name in zip(step.columns, df.columns, strict=True) if counts[name] == 1}
+    counts = Counter(step.names)
+    return {id_: name for id_, name in zip(step.columns, step.names, strict=True) if counts[name] == 1}
 
 
 def _source(

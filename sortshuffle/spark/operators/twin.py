@@ -1,7 +1,8 @@
-"""A frame's twin: an empty DataFrame with the same columns, on which Spark analyses an operator's call.
+"""`empty_twin`: a DataFrame without rows that has the columns of a frame.
 
-So names, types, nullability and errors are those of the Spark in use. Nothing runs: Spark only analyses the
-empty DataFrame, on the driver.
+Operators let Spark analyse their calls on a twin of the frame, so that names, types, nullability and errors
+are those of the Spark in use. The twin is mostly the frame's shadow (`spark.frame.shadow`), which begins with
+an empty one. Unions and joins use empty twins of both sides, as does every operator over Spark Connect.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sortshuffle.spark.session.java import java_class
 from sortshuffle.spark.session.requirements import is_classic, require_running
 
 
-def twin(context: FrameContext, schema: StructType) -> DataFrame:
+def empty_twin(context: FrameContext, schema: StructType) -> DataFrame:
     """Make an empty DataFrame of ``schema`` in the frame's session. Raises `StateError` if it was stopped."""
     session: Any = context.spark
     require_running(session)

@@ -52,7 +52,8 @@ class FrameContext:
     """What all frames derived from one source share: the session's settings at the time the source was made,
     the reports of their tasks, and the record of exchanges that have the same rows. ``adaptive``:
     whether small rows are exchanged into fewer partitions. ``fan_outs``: `spark.plan.fanout.FanOut`s by
-    `RowSource`, held weakly; only `fanout.fan_out_of` uses it."""
+    `RowSource`, held weakly; only `fanout.fan_out_of` uses it. ``kept_rows``: what Spark's cache has; only
+    `plan.kept_rows` uses it."""
 
     spark: SparkSession
     options: Options
@@ -63,6 +64,9 @@ class FrameContext:
     services: ServiceSettings = NO_SERVICE
     adaptive: bool = False
     fan_outs: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary, compare=False)
+    kept_rows: dict[tuple[int, ...], tuple[Chain, Origin, DataFrame]] = field(
+        default_factory=dict, compare=False
+    )
 
     @staticmethod
     def of(spark: Any, *, adaptive: bool = False) -> FrameContext:

@@ -3,21 +3,28 @@
 The estimate follows Spark's own rules (`SizeInBytesOnlyStatsPlanVisitor`). It starts with Spark's estimate
 for the source, and scales it by the widths of the columns that are selected or added. Filters and users'
 functions are assumed not to change the size. So wrapping frames does not change which sides Spark broadcasts.
-Once a shuffle has run, its actual bytes are used.
+Once a shuffle has run, its actual bytes are used. Where adaptive execution would see that rows of the driver
+are few (`local_size`), their own bytes are used.
 
 Classic sessions only.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from pyspark import RDD, SparkContext
+from pyspark.core.rdd import PipelinedRDD
 from pyspark.sql.types import StructType
 
+from sortshuffle.errors import UnsupportedError
 from sortshuffle.spark.functions.grouped import GroupFunction
 from sortshuffle.spark.functions.maps import MapFunction
+from sortshuffle.spark.manager.jar_methods import jar_method
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, ShuffleDependency
 from sortshuffle.spark.session.java import java_class
@@ -44,6 +51,52 @@ def estimated_size(chain: Chain) -> int | None:
     if size is None or schema is None or schema == chain.schema:
         return size
     return math.ceil(size * _width(jvm, chain.schema) / _width(jvm, schema))
+
+
+def sparks_size(plan: Any) -> int:
+    """Return Spark's estimate for a logical plan, which may be larger than a long."""
+    return int(str(plan.stats().sizeInBytes()))  # Py4J converts integers only up to a long
+
+
+def local_size(context: SparkContext, plan: Any) -> int | None:
+    """Return about the bytes that an optimised plan reads, if some of them are rows that the driver has sent
+    (`createDataFrame`, `parallelize`), and the size of all others is known; otherwise None. To Spark such
+    rows are an RDD of unknown size, until adaptive execution has seen what they become.
+
+    The JVM measures all leaves in one call (``LocalRows`` in the manager's jar).
+    """
+    try:
+        told = json.loads(jar_method("LocalRows", "describe")(plan))
+    except UnsupportedError:  # there is no jar
+        return None
+    users, leaves = _users_rdds.get(context, ()), told["leaves"]
+    sent = [_bytes_sent(leaf, told["unknown"], users) for leaf in leaves]
+    if all(size is None for size in sent):
+        return None
+    total = sum(leaf["size"] if size is None else size for leaf, size in zip(leaves, sent, strict=True))
+    return None if total >= told["unknown"] else total
+
+
+def _bytes_sent(leaf: Mapping[str, int], unknown: int, users: Container[int]) -> int | None:
+    """Return the bytes of a leaf whose rows the driver has sent; None for another leaf. ``unknown``: the size
+    of rows of which Spark knows none. ``users``: the ids of RDDs that users have made."""
+    return None if leaf["size"] < unknown or leaf.get("rdd", -1) in users else leaf.get("sent")
+
+
+_SENT = "ParallelCollectionRDD"  # the class of an RDD of data that the driver has sent
+# The ids of RDDs that users have made, by SparkContext: their functions may have made many rows of few
+_users_rdds: WeakKeyDictionary[SparkContext, set[int]] = WeakKeyDictionary()
+
+
+def note_users_rdd(rdd: RDD[Any], df: Any) -> None:
+    """Note that ``df``, of a session with a JVM, was made of a user's ``rdd``. Its rows are not measured,
+    unless they are data that the driver has sent."""
+    records: Any = rdd
+    if not isinstance(rdd, PipelinedRDD) and records._jrdd.rdd().getClass().getSimpleName() == _SENT:
+        return
+    leaf = df._jdf.queryExecution().analyzed().collectLeaves().head()
+    if leaf.getClass().getSimpleName() == "LogicalRDD":
+        _users_rdds.setdefault(rdd.context, set()).add(leaf.rdd().id())
 
 
 def exchanged_size(exchange: ShuffleDependency) -> int | None:

@@ -47,10 +47,10 @@ class Exchange:
 
     def __post_init__(self) -> None:
         # Exchanges of the same rows in other orders. Weak, so that unused ones are not written. Those that
-        # are written are kept in `_built_twins`, so that later requests for the same order share them.
-        self._twins: WeakValueDictionary[RowOrder, Exchange] = WeakValueDictionary()
-        self._built_twins: list[Exchange] = []
-        self._twin_of: ref[Exchange] | None = None
+        # are written are kept in `_built_orders`, so that later requests for the same order share them.
+        self._by_order: WeakValueDictionary[RowOrder, Exchange] = WeakValueDictionary()
+        self._built_orders: list[Exchange] = []
+        self._original: ref[Exchange] | None = None
         self._placement_lock, self._sizes_lock = threading.RLock(), threading.RLock()
         self._fan_out = fan_out_of(self.upstream)
         self._fan_out.add(self)
@@ -64,12 +64,14 @@ class Exchange:
             if self._control is None and _begins_with(order, self.order):
                 self.order = order
                 return self
-            twin = self._twins.get(order)
-            if twin is None:
-                twin = self._twins[order] = Exchange(self.upstream, self.subpartitions, self.scheme, order)
-                twin._twin_of = ref(self)
-                twin._placement = self._placement  # saves sampling again
-            return twin
+            other = self._by_order.get(order)
+            if other is None:
+                other = self._by_order[order] = Exchange(
+                    self.upstream, self.subpartitions, self.scheme, order
+                )
+                other._original = ref(self)
+                other._placement = self._placement  # saves sampling again
+            return other
 
     def control(self) -> DataFrame:
         """Return the control rows: partition s holds those of subpartition s."""
@@ -100,6 +102,10 @@ class Exchange:
                 placement = self.scheme.placement(self.upstream)
                 self.subpartitions = placement.count(self.subpartitions)
                 self._placement = placement
+
+    @property
+    def is_built(self) -> bool:
+        return self._control is not None
 
     @property
     def is_placed(self) -> bool:
@@ -149,9 +155,9 @@ class Exchange:
     def built(self, stage: MapStage, control: ControlRows) -> None:
         """Record the stage and the control rows. Called once, by the fan-out."""
         self._stage, self._control = stage, control
-        original = self._twin_of() if self._twin_of is not None else None
+        original = self._original() if self._original is not None else None
         if original is not None:
-            original._built_twins.append(self)
+            original._built_orders.append(self)
 
     def describe(self) -> str:
         where = self.scheme.describe(self.upstream.schema.names)

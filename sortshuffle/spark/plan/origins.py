@@ -19,7 +19,7 @@ import math
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +36,14 @@ from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.parquet.packing import Packing, Piece
 from sortshuffle.spark.parquet.pruning import may_prune
 from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
-from sortshuffle.spark.plan.estimated_sizes import combined_size, estimated_size, exchanged_size, united_size
+from sortshuffle.spark.plan.estimated_sizes import (
+    combined_size,
+    estimated_size,
+    exchanged_size,
+    local_size,
+    sparks_size,
+    united_size,
+)
 from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.once import once
 from sortshuffle.spark.plan.skew import runs_on_any_part
@@ -49,10 +56,21 @@ from sortshuffle.spark.worker.stages import Opening, PerBatchStep, ReadExchange,
 
 @dataclass(frozen=True)
 class DataFrameOrigin(Origin):
-    """Any DataFrame, whose plan Spark runs in the same stage."""
+    """Any DataFrame, whose plan Spark runs in the same stage. ``selected``: the names of the columns that are
+    read of it; None: all. ``measures``: take the size of rows that the driver has sent from the rows, because
+    Spark knows none."""
 
-    source: DataFrame
+    dataframe: DataFrame
     wire: pa.Schema
+    selected: tuple[str, ...] | None = None
+    measures: bool = False
+
+    @functools.cached_property
+    def source(self) -> DataFrame:
+        """The DataFrame of the rows."""
+        if self.selected is None:
+            return self.dataframe
+        return self.dataframe.select(*(f"`{name}`" for name in self.selected))
 
     def rows(self) -> DataFrame:
         names = self.source.columns
@@ -69,11 +87,11 @@ class DataFrameOrigin(Origin):
 
     def pruned(self, positions: tuple[int, ...]) -> DataFrameOrigin | None:
         """Return an origin of only the columns at these positions; None if names do not identify them."""
-        names = self.source.columns
+        names = self.wire.names
         if not _are_plain(names):
             return None
-        source = self.source.select(*(f"`{names[at]}`" for at in positions))
-        return DataFrameOrigin(source, pa.schema([self.wire.field(at) for at in positions]))
+        wire = pa.schema([self.wire.field(at) for at in positions])
+        return replace(self, wire=wire, selected=tuple(wire.names))
 
     def partitions(self) -> int:
         count = planner_of(self.source.sparkSession).partitions(self.source)
@@ -91,10 +109,15 @@ class DataFrameOrigin(Origin):
         return [f"rows of DataFrame[{', '.join(self.source.columns)}]"]
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
+        return self._size, self.source.schema
+
+    @functools.cached_property
+    def _size(self) -> int:
         source: Any = self.source
-        # read as text, because Py4J converts integers only up to a long
-        size = str(source._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
-        return int(size), self.source.schema
+        # of a copy: a plan that was once optimised does not see what is cached later
+        plan = source._jdf.alias("size").queryExecution().optimizedPlan()
+        local = local_size(source.sparkSession.sparkContext, plan) if self.measures else None
+        return sparks_size(plan) if local is None else local
 
 
 @dataclass(frozen=True)

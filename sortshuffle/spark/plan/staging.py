@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, Origin
+from sortshuffle.spark.plan.kept_rows import kept_beginning
 from sortshuffle.spark.session.requirements import application_of, check_workers
 from sortshuffle.spark.worker.reports import wants_log
 from sortshuffle.spark.worker.stages import Closing, Stage, Step
@@ -31,14 +32,15 @@ def plan_stage(
     """
     context = chain.context
     check_workers(context.spark, context.services.key is not None)
-    origin = skew.sliced_origin(chain)
+    kept, steps = kept_beginning(chain, chain.steps if steps is None else steps)
+    origin = skew.sliced_origin(chain) if kept is None else kept
     rows = origin.rows()
     stage = Stage(
         number,
         context.options,
         application_of(context.spark),
         origin.opening(),
-        chain.steps if steps is None else steps,
+        steps,
         closing,
         context.reports.reporter,
         wants_log(),

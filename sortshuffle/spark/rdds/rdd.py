@@ -9,12 +9,15 @@ one Python worker. A shuffle pickles records once, and they never pass through t
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark import RDD
+from pyspark import RDD, SparkContext
 from pyspark.core.rdd import Partitioner, portable_hash
+from pyspark.sql import DataFrame
 
 from sortshuffle.errors import UsageError
 from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
@@ -40,12 +43,50 @@ def rdd(rdd: RDD[Any]) -> ShuffleRDD:
     return ShuffleRDD(RecordChain(RddContext.of(rdd.context), RddOrigin(rdd), rdd.partitioner))
 
 
+# Methods after which PySpark reads the records again instead of making them
+_KEEPS_RECORDS = frozenset(("cache", "persist", "checkpoint", "localCheckpoint"))
+
+
+def _with_pysparks_methods(cls: type[ShuffleRDD]) -> type[ShuffleRDD]:
+    """Give the class the public methods of PySpark's RDD that it lacks, which then run on `toRDD()`."""
+    for name in dir(RDD):
+        method = inspect.getattr_static(RDD, name)
+        if inspect.isfunction(method) and not name.startswith("_") and not hasattr(cls, name):
+            setattr(cls, name, _by_pyspark(name, method))
+    return cls
+
+
+def _by_pyspark(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: ShuffleRDD, *args: Any, **kwargs: Any) -> Any:
+        own = self.toRDD()
+        named = {key: _plain(value) for key, value in kwargs.items()}
+        result = getattr(own, name)(*map(_plain, args), **named)
+        if name in _KEEPS_RECORDS:
+            # what follows reads the records that are kept
+            self._chain = RecordChain(self._chain.context, RddOrigin(own), own.partitioner)
+        if result is own:
+            return self
+        if isinstance(result, list):
+            return [rdd(each) if isinstance(each, RDD) else each for each in result]
+        return rdd(result) if isinstance(result, RDD) else result
+
+    call.__doc__ = f"Call PySpark's `RDD.{name}` on the records."
+    return call
+
+
+def _plain(value: Any) -> Any:
+    return value.toRDD() if isinstance(value, ShuffleRDD) else value
+
+
+@_with_pysparks_methods
 class ShuffleRDD:
     """A lazy collection of Python objects in partitions, whose shuffles run on sortshuffle.
 
-    Made by `sortshuffle.rdd`. Every method but the actions (`collect`, `count`, `take`, `countByKey`,
-    `countByValue`, `reduceByKeyLocally`) returns at once and leaves this RDD as it is. Functions receive and
-    may return what they do in PySpark's methods of the same names.
+    Made by `sortshuffle.rdd`. It has all methods of PySpark's RDD: those that are not defined here run on
+    `toRDD()`, and RDDs that they return are wrapped again. Every method but the actions returns at once and
+    leaves this RDD as it is. Functions receive and may return what they do in PySpark's methods of the same
+    names.
 
     ``numPartitions``, where optional, defaults to ``spark.default.parallelism`` if that is set, or else to
     the number of partitions of all inputs together. Impossible numbers raise `UsageError`. ``partitionFunc``
@@ -58,6 +99,49 @@ class ShuffleRDD:
         self._chain = chain
         self._rdd: RDD[Any] | None = None
         self._run = next_number()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the methods of `_with_pysparks_methods`
+
+    # ---- PySpark's attributes ---------------------------------------------------------------------
+
+    @property
+    def context(self) -> SparkContext:
+        """The SparkContext."""
+        return self._chain.context.spark
+
+    @property
+    def ctx(self) -> SparkContext:
+        """The SparkContext."""
+        return self.context
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the records are kept in Spark's cache."""
+        return self._has_mark("is_cached")
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether `checkpoint` was called."""
+        return self._has_mark("is_checkpointed")
+
+    @property
+    def has_resource_profile(self) -> bool:
+        """Whether `withResources` was called."""
+        return self._has_mark("has_resource_profile")
+
+    def _has_mark(self, name: str) -> bool:
+        origin, own = self._chain.origin, self._rdd
+        if own is None and isinstance(origin, RddOrigin) and not self._chain.steps:
+            own = origin.source
+        return own is not None and bool(getattr(own, name))
+
+    def toDF(self, *args: Any, **kwargs: Any) -> DataFrame:
+        """Make a DataFrame of the records, like `RDD.toDF`, which PySpark adds with its first session."""
+        records: Any = self.toRDD()
+        frame: DataFrame = records.toDF(*args, **kwargs)
+        return frame
 
     # ---- description ------------------------------------------------------------------------------
 

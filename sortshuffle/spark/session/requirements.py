@@ -99,7 +99,8 @@ def require_session(spark: Any) -> SparkSession:
     """Return ``spark`` if it is a running session, classic or Spark Connect's. Raises `UsageError` if it is
     none, `StateError` if its SparkContext was stopped."""
     # sessions of Connect are not instances of PySpark's SparkSession
-    if not is_classic(spark) and not (hasattr(spark, "conf") and hasattr(spark, "createDataFrame")):
+    is_session = is_classic(spark) or (hasattr(spark, "conf") and hasattr(spark, "createDataFrame"))
+    if not is_session or isinstance(spark, type):
         raise UsageError(f"a SparkSession is needed, not {type(spark).__name__}")
     require_running(spark)
     return plain_session(spark)
@@ -113,12 +114,16 @@ def plain_session(spark: Any) -> SparkSession:
 
 
 def require_running(spark: SparkSession | SparkContext) -> None:
-    """Raise `StateError` if the SparkContext was stopped, which Spark's own error does not say. For a session
-    of Spark Connect the server says so."""
+    """Raise `StateError` if the SparkContext was stopped, or a session of Spark Connect, which Spark's own
+    error does not say."""
     context: Any = spark.sparkContext if is_classic(spark) else spark
-    if isinstance(context, SparkContext) and context._jsc is None:
+    if isinstance(context, SparkContext):
+        what, is_stopped = "SparkContext", context._jsc is None
+    else:
+        what, is_stopped = "session", context.is_stopped
+    if is_stopped:
         raise StateError(
-            "the SparkContext has been stopped, and with it what its frames and RDDs are made of: make a new"
+            f"the {what} has been stopped, and with it what its frames and RDDs are made of: make a new"
             " session, and make them anew"
         )
 

@@ -24,12 +24,14 @@ ROW_GROUP_BYTES = 64 * MIB  # of rows in memory; about a row group of Spark's ow
 
 @dataclass(frozen=True)
 class WriteParquet:
-    """Writes one file per task that has rows, and sends its name to Spark."""
+    """Writes one file per task that has rows, and sends its name to Spark. ``schema``: of the files, with
+    the metadata that they get. ``int96``: write all timestamps as Spark does by default."""
 
     directory: str
     job: str
     codec: str
     schema: pa.Schema
+    int96: bool
 
     def close(self, batches: Batches, task: Task) -> Batches:
         name = self._name(task.partition, task.attempt)
@@ -50,7 +52,7 @@ class WriteParquet:
         return name
 
     def _write(self, path: str, batches: Batches, task: Task) -> bool:
-        group = _RowGroup(min(ROW_GROUP_BYTES, task.writing.limit // 2), task)
+        group = _RowGroup(min(ROW_GROUP_BYTES, task.writing.limit // 2), task, self.schema)
         writer: Any = None
         with ExitStack() as opened:
             for batch in batches:
@@ -65,7 +67,17 @@ class WriteParquet:
         return writer is not None
 
     def _open(self, path: str) -> Any:
-        return pq.ParquetWriter(path, self.schema, compression=self.codec, store_schema=False)
+        writer = pq.ParquetWriter(
+            path,
+            self.schema,
+            compression=self.codec,
+            use_deprecated_int96_timestamps=self.int96,
+            store_schema=False,  # Arrow's types, which Spark's files lack
+            store_decimal_as_integer=True,
+        )
+        # the schema's metadata are left out with the schema
+        writer.add_key_value_metadata(self.schema.metadata)
+        return writer
 
     def _name(self, partition: int, attempt: int) -> str:
         return f"part-{partition:05d}-{attempt}-{self.job}.{self.codec}.parquet"
@@ -77,6 +89,7 @@ class _RowGroup:
 
     limit: int
     task: Task
+    schema: pa.Schema
     batches: list[pa.RecordBatch] = field(default_factory=list)
     size: int = 0
 
@@ -90,7 +103,8 @@ class _RowGroup:
     def write(self, writer: Any) -> None:
         if self.batches:
             with self.task.metrics.step("write"):
-                table = pa.Table.from_batches(self.batches)
+                columns = pa.Table.from_batches(self.batches).columns
+                table = pa.Table.from_arrays(columns, schema=self.schema)  # for columns without nulls
                 writer.write_table(table, row_group_size=table.num_rows)
         self.task.writing.release(self.size)
         self.batches, self.size = [], 0

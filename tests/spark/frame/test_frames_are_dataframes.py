@@ -3,54 +3,34 @@ nothing."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
+from oracle import counter_of_rows
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import (
     DataFrame,
     DataFrameNaFunctions,
     DataFrameStatFunctions,
-    DataFrameWriter,
-    GroupedData,
     Observation,
-    PandasCogroupedOps,
     Row,
     SparkSession,
 )
 from pyspark.sql import functions as sf
 from pyspark.sql.classic import dataframe as classic
+from signatures import differing_signatures, public_names
 
-import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.frame.classic_frame import ClassicFrame
-from sortshuffle.spark.frame.frame_writer import FrameWriter
-from sortshuffle.spark.frame.grouped_frame import CoGroupedFrame, GroupedFrame
-from sortshuffle.spark.frame.shuffle_session import ShuffleSession
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-CLASSES = [
-    (ClassicFrame, DataFrame),
-    (GroupedFrame, GroupedData),
-    (CoGroupedFrame, PandasCogroupedOps),
-    (FrameWriter, DataFrameWriter),
-    (ShuffleSession, SparkSession),
-]
-
-
-@pytest.fixture(scope="module")
-def job(spark: SparkSession) -> SparkSession:
-    return sortshuffle.session(spark)
 
 
 @pytest.fixture
@@ -65,25 +45,9 @@ def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
-
-
-def public_names(cls: type) -> list[str]:
-    return [name for name in dir(cls) if not name.startswith("_")]
-
-
-@pytest.mark.parametrize(("ours", "theirs"), CLASSES, ids=lambda cls: cls.__name__)
-def test_every_public_method_has_pysparks_parameters(ours: type, theirs: type) -> None:
-    differing = {}
-    for name in public_names(theirs):
-        wanted, found = inspect.getattr_static(theirs, name), inspect.getattr_static(ours, name)
-        if inspect.isfunction(wanted):
-            if parameters(getattr(theirs, name)) != parameters(getattr(ours, name)):
-                differing[name] = (parameters(getattr(theirs, name)), parameters(getattr(ours, name)))
-        elif isinstance(wanted, property):
-            assert not inspect.isfunction(found), name
-    assert differing == {}
+def test_every_public_method_has_pysparks_parameters(job: SparkSession) -> None:
+    """Of other releases, and over Spark Connect, in test_oldest.py and test_connect.py."""
+    assert differing_signatures(job) == {}
 
 
 def test_frames_add_one_public_name() -> None:
@@ -173,6 +137,18 @@ def test_columns_of_both_sides_of_a_self_join_resolve(
     assert sorted(map(tuple, call(rows(job)).collect())) == sorted(map(tuple, call(rows(spark)).collect()))
 
 
+def test_a_self_join_that_pyspark_finds_ambiguous_gives_rows(job: SparkSession, spark: SparkSession) -> None:
+    def joined(session: SparkSession) -> DataFrame:
+        f = session.range(4).selectExpr("id", "id % 2 as k")
+        g = f.groupBy("id").applyInArrow(lambda group: group, f.schema)
+        return g.join(f, g.id == f.k).select(g.id, f.id.alias("other"))
+
+    with pytest.raises(AnalysisException) as raised:
+        joined(spark)
+    assert raised.value.getCondition() == "_LEGACY_ERROR_TEMP_1182"
+    assert sorted(map(tuple, joined(job).collect())) == [(0, 0), (0, 2), (1, 1), (1, 3)]
+
+
 def test_a_frame_meets_ordinary_dataframes(spark: SparkSession, doubled: ShuffleFrame) -> None:
     plain = spark.range(2)
     assert type(plain) is not ClassicFrame
@@ -190,23 +166,59 @@ def test_sql_sees_frames(job: SparkSession, doubled: ShuffleFrame) -> None:
 
 
 def test_kept_rows_are_computed_once(job: SparkSession) -> None:
-    counted = job.sparkContext.accumulator(0)
-
-    def count(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        for frame in frames:
-            counted.add(len(frame))
-            yield frame
-
-    frame = job.range(10).mapInPandas(count, "id long").cache()
+    made, counted = counter_of_rows(job)
+    frame = job.range(10).mapInPandas(counted, "id long").cache()
     try:
         assert [frame.count(), frame.filter("id > 4").count(), frame.groupBy("id").count().count()] == [
             10,
             5,
             10,
         ]
-        assert counted.value == 10
+        assert made.value == 10
     finally:
         frame.unpersist()
+
+
+def test_kept_rows_reach_frames_that_were_made_before(job: SparkSession) -> None:
+    made, counted = counter_of_rows(job)
+    frame = job.range(10).mapInPandas(counted, "id long")
+    derived = [
+        frame.filter("id > 4"),
+        frame.mapInPandas(counted, "id long").filter("id > 4"),
+        frame.repartition(2, "id").filter("id > 4"),
+        frame.groupBy("id").count().filter("id > 4"),
+        frame.join(frame.filter("id > 4"), "id"),
+    ]
+    equal = frame.alias("equal")
+    assert isinstance(frame.cache(), ShuffleFrame)
+    try:
+        assert frame.count() == 10
+        assert [each.count() for each in derived] == [5] * 5
+        assert sorted(row.id for row in equal.collect()) == list(range(10))
+        assert made.value == 10 + 10
+    finally:
+        equal.unpersist()
+    assert frame.count() == 10
+    assert made.value == 10 + 10 + 10
+
+
+def test_where_rows_are_kept_is_what_spark_says(job: SparkSession, spark: SparkSession) -> None:
+    def levels(session: SparkSession) -> list[Any]:
+        frame = session.range(4).mapInArrow(same, "id long")
+        equal, found = frame.alias("equal"), []
+        for change in (lambda: None, frame.cache, lambda: frame.filter("id > 1"), equal.unpersist):
+            change()
+            found += [frame.storageLevel, equal.storageLevel]
+        return found
+
+    assert levels(job) == levels(spark)
+
+
+def test_looking_for_kept_rows_plans_nothing(doubled: ShuffleFrame) -> None:
+    assert not doubled.is_cached
+    assert not doubled.storageLevel.useMemory
+    doubled.unpersist()
+    assert doubled._plain is None
 
 
 # ---- calls on which a frame once gave other rows than Spark -----------------------------------------------
@@ -257,8 +269,7 @@ def test_a_call_gives_what_pyspark_gives(job: SparkSession, spark: SparkSession,
 def test_a_column_of_another_frame_is_not_looked_up_by_name(job: SparkSession) -> None:
     rows = job.range(9).selectExpr("id", "8 - id as k").mapInArrow(same, "id long, k long")
     swapped = rows.select(rows.id.alias("k"), rows.k.alias("id"))
-    with pytest.raises(AnalysisException, match="MISSING_ATTRIBUTES"):
-        swapped.sort(rows.id).collect()
+    assert [row.k for row in swapped.sort(rows.id).collect()] == list(range(9))
 
 
 def test_arguments_that_change_after_a_call_do_not_change_it(job: SparkSession) -> None:

@@ -182,11 +182,11 @@ def not_a_frame(group: pd.DataFrame) -> Any:
 WRONG_RESULTS: dict[str, tuple[Callable[[ShuffleFrame], ShuffleFrame], list[str]]] = {
     "mapInArrow yields other types": (
         lambda frame: frame.mapInArrow(narrow, "id long, k long"),
-        ["mapInArrow(narrow)", "column 'id' (expected int64, actual double)"],
+        ["mapInArrow(narrow)", "column 'id' (expected int64, actual double).\n"],
     ),
     "mapInArrow yields fewer columns": (
         lambda frame: frame.mapInArrow(narrow, SCHEMA),
-        ["mapInArrow(narrow)", "Expected: 3 Actual: 2", "Declared: id, k, s. Returned: id, k"],
+        ["mapInArrow(narrow)", "Expected: 3 Actual: 2\n", "Declared: id, k, s. Returned: id, k"],
     ),
     "mapInArrow yields no batches": (
         lambda frame: frame.mapInArrow(not_batches, SCHEMA),

@@ -5,6 +5,7 @@ whole either written or as it was before.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.frame.parquet_job import ParquetJob
+from sortshuffle.spark.frame.parquet_job import SPARK_SCHEMA_KEY, ParquetJob
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -69,12 +71,18 @@ def writers(path: Path) -> set[str]:
 # --- what is written ------------------------------------------------------------------------------------
 
 
-def test_rows_and_schema_of_every_type_are_read_back_by_spark(spark: SparkSession, tmp_path: Path) -> None:
-    df = data_frame(spark, every_type(seed=2, rows=2000)).drop("iv")  # which Parquet has not
+@pytest.mark.parametrize("left_out", ["nt", "ts"])
+def test_rows_and_schema_of_every_type_are_read_back_by_spark(
+    spark: SparkSession, tmp_path: Path, left_out: str
+) -> None:
+    """Not of both kinds of timestamps in one file, which Spark writes."""
+    df = data_frame(spark, every_type(seed=2, rows=2000)).drop("iv", left_out)  # Parquet has no intervals
+    df = df.drop("xx") if left_out == "ts" else df
     target = tmp_path / "out"
     sortshuffle.frame(df).repartition(3, "st").write.parquet(str(target))
     found = spark.read.parquet(str(target))
 
+    assert writers(target) == {"Python"}
     assert found.schema == df.schema
     assert list(map(repr, found.orderBy("id").collect())) == list(map(repr, df.orderBy("id").collect()))
 
@@ -153,6 +161,116 @@ def test_ancient_days_are_read_back_as_they_were(spark: SparkSession, tmp_path: 
     sortshuffle.frame(df).repartition(1).write.parquet(str(tmp_path / "out"))
 
     assert sorted(row.day for row in spark.read.parquet(str(tmp_path / "out")).collect()) == days
+
+
+# --- what readers find is what they find in Spark's files -----------------------------------------------
+
+TIMESTAMP = "select timestamp'2024-01-02 03:04:05.678901' t, id from range(2)"
+LOCAL = "select timestamp_ntz'2024-01-02 03:04:05.678901' t, id from range(2)"
+OLD = "select date'1500-01-01' d, timestamp'1500-01-01 00:00:00' t from range(2)"
+BOTH = "select timestamp'2024-01-02 03:04:05' t, timestamp_ntz'2024-01-02 03:04:05' n from range(2)"
+FOUND: dict[str, tuple[str, dict[str, str], str]] = {
+    "timestamps": (TIMESTAMP, {}, "Python"),
+    "timestamps in microseconds": (
+        TIMESTAMP,
+        {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"},
+        "Python",
+    ),
+    "timestamps in milliseconds": (
+        TIMESTAMP,
+        {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"},
+        "Spark",
+    ),
+    "local timestamps": (LOCAL, {}, "Python"),
+    "both timestamps": (BOTH, {}, "Spark"),
+    "days before the calendar": (OLD, {}, "Python"),
+    "days of the old calendar": (
+        OLD,
+        {
+            "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
+            "spark.sql.parquet.int96RebaseModeInWrite": "LEGACY",
+        },
+        "Spark",
+    ),
+    "decimals and other numbers": (
+        "select id::tinyint b, id::decimal(5,2) s, id::decimal(15,2) m, id::decimal(38,2) l from range(2)",
+        {},
+        "Python",
+    ),
+    "the legacy format": (
+        "select id::decimal(5,2) s, array(1, null) a from range(2)",
+        {"spark.sql.parquet.writeLegacyFormat": "true"},
+        "Spark",
+    ),
+    "no mark of success": (
+        "select id from range(2)",
+        {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"},
+        "Spark",
+    ),
+    "a setting of Hadoop's": ("select id from range(2)", {"parquet.enable.dictionary": "false"}, "Spark"),
+    "no rows": ("select id, 'a' s from range(0)", {}, "Python"),
+}
+
+
+def found_by_readers(path: Path) -> dict[str, Any]:
+    """What pyarrow and pandas find in a directory of files."""
+    file = pq.ParquetFile(next(path.glob("*.parquet")))
+    metadata = {key.decode(): value for key, value in file.metadata.metadata.items()}
+    return {
+        "columns": str(file.schema).split("\n", 2)[2].strip(),
+        "types": file.schema_arrow.remove_metadata(),
+        "spark's schema": json.loads(metadata.pop(SPARK_SCHEMA_KEY)),
+        "metadata": metadata,
+        "rows": sorted(map(str, pq.read_table(path).to_pylist())),
+        "pandas": pd.read_parquet(path).dtypes.to_dict(),
+        "marks": [name for name in names(path) if name.startswith("_")],
+    }
+
+
+@pytest.mark.parametrize(("sql", "settings", "writer"), FOUND.values(), ids=FOUND.keys())
+def test_readers_find_what_they_find_in_sparks_files(
+    spark: SparkSession, tmp_path: Path, sql: str, settings: dict[str, str], writer: str
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    df = spark.sql(sql)
+    with confs(spark, settings):
+        sortshuffle.frame(df).repartition(1).write.parquet(str(ours))
+        df.repartition(1).write.parquet(str(theirs))
+
+    assert writers(ours) == {writer}
+    assert found_by_readers(ours) == found_by_readers(theirs)
+    assert spark.read.parquet(str(ours)).collect() == spark.read.parquet(str(theirs)).collect()
+
+
+def test_comments_and_texts_of_limited_length_are_kept(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("create table limited (c char(5) comment 'short', v varchar(9)) using parquet")
+    try:
+        df = spark.table("limited")
+        for made, name in ((sortshuffle.frame(df), "ours"), (df, "theirs")):
+            made.write.parquet(str(tmp_path / name))
+    finally:
+        spark.sql("drop table limited")
+
+    assert writers(tmp_path / "ours") == {"Python"}
+    found, expected = (spark.read.parquet(str(tmp_path / name)).schema for name in ("ours", "theirs"))
+    assert expected["c"].metadata["comment"] == "short"
+    assert [field.metadata for field in found] == [field.metadata for field in expected]
+
+
+def test_field_ids_are_kept(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.range(2).withMetadata("id", {"parquet.field.id": 7})
+    sortshuffle.frame(df).write.parquet(str(tmp_path / "out"))
+    assert "field_id=7 id" in str(pq.ParquetFile(next((tmp_path / "out").glob("*.parquet"))).schema)
+
+
+def test_names_that_only_differ_in_case_are_refused_as_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.sql("select id as a, id as A from range(2)")
+    target = str(tmp_path / "out")
+    assert_same_error(lambda each: each.write.parquet(target), sortshuffle.frame(df), df)
+    with confs(spark, {"spark.sql.caseSensitive": "true"}):
+        sortshuffle.frame(df).write.parquet(target)
+        assert writers(Path(target)) == {"Python"}
+        assert spark.read.parquet(target).columns == ["a", "A"]
 
 
 # --- modes ----------------------------------------------------------------------------------------------

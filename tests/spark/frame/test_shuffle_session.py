@@ -14,8 +14,11 @@ import pytest
 from oracle import confs
 from pyspark import cloudpickle
 from pyspark.errors import PythonException
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.regression import LinearRegression
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.testing import assertDataFrameEqual
@@ -23,15 +26,11 @@ from pyspark.testing import assertDataFrameEqual
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import OptionError, SchemaMismatchError, UsageError
+from sortshuffle.spark.frame.classic_frame import ClassicFrame
 from sortshuffle.spark.frame.two_sided import LOGGER
-from sortshuffle.spark.operators.partition_counts import BYTES, TASKS_PER_CORE
+from sortshuffle.spark.operators.partition_counts import BYTES, FEW_BYTES, TASKS_PER_CORE
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module")
-def job(spark: SparkSession) -> SparkSession:
-    return sortshuffle.session(spark)
 
 
 def same(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -92,10 +91,15 @@ def test_a_session_of_a_session_is_of_the_same_plain_one(job: SparkSession, spar
     assert isinstance(again.range(1), ShuffleFrame)
 
 
-@pytest.mark.parametrize("wrong", [None, "local[2]", 3], ids=repr)
+@pytest.mark.parametrize("wrong", [None, "local[2]", 3, SparkSession, SparkSession.Builder], ids=repr)
 def test_anything_else_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="a SparkSession is needed, not"):
         sortshuffle.session(wrong)
+
+
+def test_a_context_is_no_session(spark: SparkSession) -> None:
+    with pytest.raises(UsageError, match="a SparkSession is needed, not SparkContext"):
+        sortshuffle.session(spark.sparkContext)
 
 
 # ---- where rows are ---------------------------------------------------------------------------------------
@@ -139,6 +143,56 @@ def test_explain_says_where_rows_cross(job: SparkSession, capsys: pytest.Capture
     assert "  crossJoin(): rows go to Spark: only Spark has this method" in printed
 
 
+@pytest.mark.parametrize(
+    ("call", "operator"),
+    [
+        (lambda f, g: g.join(f, "id"), "join"),
+        (lambda f, g: g.crossJoin(f), "crossJoin"),
+        (lambda f, g: g.filter("id > 1").union(f), "union"),
+        (lambda f, _: f.describe(), "describe"),
+        (lambda f, _: f.unpivot("id", ["id"], "name", "value"), "unpivot"),
+        (lambda f, _: f.randomSplit([0.5, 0.5])[0], "randomSplit"),
+    ],
+)
+def test_rows_that_go_to_spark_are_logged_and_explained(
+    job: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    call: Any,
+    operator: str,
+) -> None:
+    frame = job.range(6).mapInPandas(same, "id long")
+    with caplog.at_level(logging.INFO, LOGGER):
+        made = call(frame, job.range(3))
+    assert sides(made) == ["mapInPandas to Python", f"{operator} to Spark"]
+    assert f"{operator}(): rows go to Spark: " in "\n".join(record.message for record in caplog.records)
+    made.explain()
+    assert f"  {operator}(): rows go to Spark: " in capsys.readouterr().out
+
+
+def test_actions_that_spark_does_are_logged(job: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    frame = job.range(3).mapInPandas(same, "id long")
+    with caplog.at_level(logging.INFO, LOGGER):
+        frame.foreach(lambda row: None)
+        frame.toPandas()
+        assert frame.rdd is frame.rdd
+        frame.collect()
+        frame.first()
+        frame.count()
+    found = [record.message for record in caplog.records]
+    assert [each.partition(":")[0] for each in found if "rows go to Spark" in each] == [
+        "rdd()",  # of foreach()
+        "toPandas()",
+        "collect()",
+        "take()",  # of first()
+    ]
+
+
+def test_a_transformation_of_the_users_is_no_crossing(job: SparkSession) -> None:
+    frame = job.range(6).mapInPandas(same, "id long").transform(lambda own: own.filter("id > 1"))
+    assert sides(frame) == ["mapInPandas to Python"]
+
+
 def test_an_exchange_before_a_function_is_pythons(job: SparkSession) -> None:
     """Spark does not tell Python how its own exchanges place rows: they would be exchanged twice."""
     numbers = job.range(20).withColumn("k", sf.col("id") % 3)
@@ -179,13 +233,48 @@ def partitions_of_groups(frame: DataFrame) -> list[int]:
 
 def test_small_rows_are_exchanged_into_few_partitions(job: SparkSession, spark: SparkSession) -> None:
     with confs(spark, {"spark.sql.shuffle.partitions": "64"}):
-        assert partitions_of_groups(job.range(1000)) == [TASKS_PER_CORE * 2]
+        assert partitions_of_groups(job.range(1000)) == [1]
+        assert partitions_of_groups(job.range(FEW_BYTES // 8)) == [1]
+        assert partitions_of_groups(job.range(FEW_BYTES // 8 + 1)) == [TASKS_PER_CORE * 2]
+        assert partitions_of_groups(job.range(9).mapInPandas(same, "id long")) == [TASKS_PER_CORE * 2]
         assert partitions_of_groups(job.range(BYTES // 8 * 20)) == [20]
         assert partitions_of_groups(job.range(BYTES * 1000)) == [64]
         assert partitions_of_groups(sortshuffle.frame(spark.range(1000))) == [64]
         assert partitions_of_groups(job.range(1000).repartition(50, "id")) == [50]
         with confs(spark, {"spark.sql.adaptive.coalescePartitions.enabled": "false"}):
             assert partitions_of_groups(job.range(1000)) == [64]
+
+
+def test_rows_of_the_driver_are_small_although_spark_knows_no_size(
+    job: SparkSession, spark: SparkSession
+) -> None:
+    context = spark.sparkContext
+    local = job.createDataFrame([(number,) for number in range(1000)], "id long")
+    large = job.createDataFrame([(number, "x" * 8000) for number in range(1000)], "id long, text string")
+    unknown = job.createDataFrame(context.textFile(__file__).map(lambda line: (len(line),)), "id long")
+    made = context.parallelize([(1,)]).flatMap(lambda row: [row] * 100_000).toDF("id long")
+    with confs(spark, {"spark.sql.shuffle.partitions": "64"}):
+        assert partitions_of_groups(made) == [64]
+        assert partitions_of_groups(made.where("id > 0")) == [64]
+        assert partitions_of_groups(local) == [1]
+        assert partitions_of_groups(context.parallelize([(1,)]).toDF("id long")) == [1]
+        assert partitions_of_groups(local.where("id > 5").join(local, "id")) == [1]
+        assert 20 < partitions_of_groups(large)[0] < 64
+        assert partitions_of_groups(unknown) == [64]
+        assert partitions_of_groups(local.union(unknown)) == [64]
+        assert partitions_of_groups(sortshuffle.frame(spark.createDataFrame([(1,)], "id long"))) == [64]
+
+
+def test_small_rows_of_the_driver_joined_with_each_other_are_few_tasks(
+    job: SparkSession, spark: SparkSession
+) -> None:
+    with confs(spark, {"spark.sql.shuffle.partitions": "200"}):  # pairs of partitions would be 40000
+        grouped = (
+            job.createDataFrame([(1, 2)], "id long, n long")
+            .groupBy("id")
+            .applyInPandas(with_size, "id long, n long")
+        )
+        assert [tuple(row) for row in grouped.join(grouped).collect()] == [(1, 1, 1, 1)]
 
 
 def test_the_session_can_leave_functions_to_spark(job: SparkSession) -> None:
@@ -201,6 +290,24 @@ def test_the_session_can_leave_functions_to_spark(job: SparkSession) -> None:
             job.range(6).mapInPandas(same, "id long")
     finally:
         job.conf.unset("spark.sortshuffle.session.python")
+
+
+def logging_group(group: pd.DataFrame) -> pd.DataFrame:
+    logging.getLogger("groups").warning(f"{len(group)} rows")
+    return group
+
+
+def test_functions_whose_logs_spark_keeps_are_left_to_spark(job: SparkSession, spark: SparkSession) -> None:
+    java: Any = job
+    with confs(spark, {"spark.sql.pyspark.worker.logging.enabled": "true"}):
+        frame = job.range(2).groupBy("id").applyInPandas(logging_group, "id long")
+        assert sorted(row.id for row in frame.collect()) == [0, 1]
+        logs = job.tvf.python_worker_logs().where("logger = 'groups'").select("msg", "context.func_name")
+        try:
+            # Spark names functions that it calls itself
+            assert [tuple(row) for row in logs.collect()] == [("1 rows", "logging_group")] * 2
+        finally:
+            java._jsparkSession.cleanupPythonWorkerLogs()
 
 
 def test_a_job_without_python_stages_has_no_job_and_no_stage_more(
@@ -249,11 +356,15 @@ def test_batches_of_streams_are_frames(job: SparkSession, tmp_path: Path) -> Non
     def take(batch: DataFrame, number: int) -> None:
         groups = batch.groupBy("id").applyInPandas(with_size, "id long, n long")
         found.append((isinstance(batch, ShuffleFrame), sides(groups), groups.count()))
+        others = [batch.sparkSession.range(1), batch.sparkSession.sparkContext.parallelize([(1,)]).toDF()]
+        found.extend(type(each) for each in others)
 
     stream = job.readStream.schema("id long").parquet(str(tmp_path / "in"))
     query = stream.writeStream.foreachBatch(take).trigger(availableNow=True).start()
     query.awaitTermination()
-    assert found == [(True, ["applyInPandas to Python"], 5)]
+    assert found == [(True, ["applyInPandas to Python"], 5), ClassicFrame, ClassicFrame]
+    assert isinstance(job.sparkContext.parallelize([(1,)]).toDF(), ShuffleFrame)
+    job.createDataFrame([(1,)])  # makes the session the active one again, which is now the batch's
 
 
 def test_observations_arrive(job: SparkSession) -> None:
@@ -277,6 +388,24 @@ def test_pandas_on_spark_and_machine_learning_take_frames(job: SparkSession) -> 
     vectors = VectorAssembler(inputCols=["id"], outputCol="features").transform(frame)
     model = LinearRegression(labelCol="y").fit(vectors)
     assert round(model.coefficients[0], 6) == 2.0
+
+
+def test_what_machine_learning_makes_of_frames_are_frames(job: SparkSession, spark: SparkSession) -> None:
+    rows = job.range(24).selectExpr("id", "id * 2.0D + 1 as y", "id % 3 as k")
+    assembler = VectorAssembler(inputCols=["id"], outputCol="features")
+    regression = LinearRegression(labelCol="y")
+    grid = ParamGridBuilder().addGrid(regression.regParam, [0.0, 10.0]).build()
+    search = CrossValidator(
+        estimator=regression, estimatorParamMaps=grid, evaluator=RegressionEvaluator(labelCol="y"), numFolds=2
+    )
+    predicted = Pipeline(stages=[assembler, search]).fit(rows).transform(rows)
+    groups = predicted.select("id", "k").groupBy("k").applyInPandas(with_size, "id long, k long, n long")
+
+    assert isinstance(predicted, ShuffleFrame)
+    assert sides(groups) == ["applyInPandas to Python"]
+    assert groups.filter("n = 8").count() == 24
+    assert {round(row.prediction - row.y, 6) for row in predicted.collect()} == {0.0}
+    assert not isinstance(assembler.transform(spark.range(3)), ShuffleFrame)
 
 
 def wrong(group: pd.DataFrame) -> pd.DataFrame:
@@ -305,3 +434,51 @@ def test_duplicate_names_and_other_results_that_arrow_cannot_carry_are_sparks(jo
     joined = frame.join(job.range(3), frame.id == sf.lit(1))
     assert joined.columns == ["id", "id"]
     assert joined.count() == 3
+
+
+# ---- jobs without Python functions ------------------------------------------------------------------------
+
+
+def ran(spark: SparkSession) -> dict[int, int]:
+    """The number of stages of each of the last jobs, by the job's id."""
+    context: Any = spark.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty()
+    jobs = context.statusStore().jobsList(None)
+    found = [jobs.apply(at) for at in range(jobs.length())]
+    return {each.jobId(): each.stageIds().length() for each in found}
+
+
+def python_free_jobs(session: SparkSession, directory: str) -> None:
+    """Actions on rows that stay with Spark: of every kind of operator, reader and writer."""
+    df = session.range(200).selectExpr("id", "id % 7 as k", "string(id) as s")
+    df.write.mode("overwrite").parquet(directory)
+    files = session.read.parquet(directory)
+    sums = files.groupBy("k").agg(sf.sum("id").alias("total"), sf.countDistinct("s"))
+    joined = files.join(sf.broadcast(sums), "k").repartition(3, "k").sortWithinPartitions("id")
+    assert joined.count() == 200
+    joined.orderBy("id").limit(3).collect()
+    files.distinct().toPandas()
+    files.union(df).dropDuplicates(["k"]).show()
+    files.cache().count()
+    files.filter("k = 1").first()
+    files.unpersist()
+    df.createOrReplaceTempView("python_free")
+    session.sql("select k, count(*) from python_free group by k order by k").take(2)
+    files.describe("id").collect()
+    files.stat.crosstab("k", "s").collect()
+    files.groupBy("k").pivot("s", ["1", "2"]).count().toArrow()
+    files.repartitionByRange(4, "id").rdd.glom().count()
+    for _ in files.toLocalIterator():
+        pass
+
+
+def test_a_job_without_python_functions_runs_the_jobs_and_stages_of_plain_pyspark(
+    spark: SparkSession, job: SparkSession, tmp_path: Path
+) -> None:
+    counts = []
+    for name, session in (("plain", spark), ("ours", job)):
+        before = ran(spark).keys()
+        python_free_jobs(session, str(tmp_path / name))
+        counts.append([stages for number, stages in sorted(ran(spark).items()) if number not in before])
+    assert counts[0] == counts[1]
+    assert len(counts[0]) > 20

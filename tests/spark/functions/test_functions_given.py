@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from function_cases import (
@@ -24,6 +25,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
+import sortshuffle
 from sortshuffle.spark.functions.conf import FunctionConf
 
 # workers know nothing of this module
@@ -86,3 +88,17 @@ def test_keys_are_those_of_pyspark(frames: dict[str, DataFrame], function: Any) 
     assert_same(
         df, "applyInArrow" if function is keyed_arrow else "applyInPandas", function, "seen string", keys
     )
+
+
+def test_rows_without_columns_are_counted(spark: SparkSession) -> None:
+    """PySpark fails on them."""
+    frame = sortshuffle.frame(spark.range(3, numPartitions=1).select())
+
+    def shape(rows: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"seen": [str(rows.shape)]})
+
+    for seen in (
+        frame.mapInPandas(lambda parts: map(shape, parts), "seen string"),
+        frame.groupBy().applyInPandas(shape, "seen string"),
+    ):
+        assert [row.seen for row in seen.collect()] == ["(3, 0)"]

@@ -24,6 +24,7 @@ from function_cases import (
     batch,
     by_spark,
     by_us,
+    in_worker,
     input_batches,
     printed_rows,
     returning,
@@ -174,7 +175,7 @@ def test_an_empty_batch_may_be_of_any_type(small: DataFrame) -> None:
 @pytest.mark.skipif(OLD, reason="earlier releases lose the rows")
 def test_frames_for_a_schema_without_columns_are_counted(small: DataFrame) -> None:
     assert small.mapInPandas(lambda frames: frames, "").count() == 3
-    results = MapInPandas.of(lambda frames: frames, "", CONF)(iter(input_batches(small)))
+    results = in_worker(MapInPandas.of(lambda frames: frames, "", CONF))(iter(input_batches(small)))
     assert [(part.num_rows, part.num_columns) for part in results] == [(3, 0)]
 
 

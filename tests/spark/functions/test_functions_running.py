@@ -6,11 +6,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from function_cases import CONF, PACKAGE, as_given, batch, by_spark, by_us, text
+from function_cases import CONF, PACKAGE, as_given, batch, by_spark, by_us, in_worker, text
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -29,15 +30,15 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def test_batches_pass_without_copying(spark: SparkSession) -> None:
     given = batch(k=[1, 2])
-    (result,) = MapInArrow.of(lambda batches: batches, "k long", CONF)(iter([given]))
+    (result,) = in_worker(MapInArrow.of(lambda batches: batches, "k long", CONF))(iter([given]))
     assert result is given
 
 
 def test_rows_without_columns_are_seen_and_kept(spark: SparkSession) -> None:
     given = batch(k=[1, 2]).select([])
-    (result,) = MapInArrow.of(lambda batches: batches, "", CONF)(iter([given]))
+    (result,) = in_worker(MapInArrow.of(lambda batches: batches, "", CONF))(iter([given]))
     assert (result.num_rows, result.num_columns) == (2, 0)
-    counted = MapInPandas.of(lambda frames: (text(len(frame)) for frame in frames), "a long", CONF)
+    counted = in_worker(MapInPandas.of(lambda frames: (text(len(frame)) for frame in frames), "a long", CONF))
     assert next(counted(iter([given]))).to_pylist() == [{"a": 2}]
 
 
@@ -66,8 +67,9 @@ class Log:
 @pytest.mark.parametrize("adaptor", [MapInArrow, MapInPandas])
 def test_closing_closes_functions_then_their_input(spark: SparkSession, adaptor: Any) -> None:
     log = Log()
-    first = adaptor.of(log.function("first"), "k long", CONF)
-    second = adaptor.of(log.function("second"), "k long", CONF)
+    # the functions themselves: an adaptor has a copy, as workers get it
+    first = replace(adaptor.of(log.function("first"), "k long", CONF), function=log.function("first"))
+    second = replace(adaptor.of(log.function("second"), "k long", CONF), function=log.function("second"))
     chain = second(first(log.source([batch(k=[1]), batch(k=[2])])))
     assert next(chain).to_pylist() == [{"k": 1}]
     assert log.events == []
@@ -82,7 +84,7 @@ def test_a_function_that_stops_early_closes_its_input(spark: SparkSession, adapt
     def first_only(items: Iterator[Any]) -> Iterator[Any]:
         yield next(items)
 
-    results = adaptor.of(first_only, "k long", CONF)(log.source([batch(k=[1]), batch(k=[2])]))
+    results = in_worker(adaptor.of(first_only, "k long", CONF))(log.source([batch(k=[1]), batch(k=[2])]))
     assert [part.to_pylist() for part in results] == [[{"k": 1}]]
     assert log.events == ["source closed"]
 
@@ -91,7 +93,7 @@ def test_a_function_that_stops_early_closes_its_input(spark: SparkSession, adapt
 def test_closing_group_functions_closes_the_groups(spark: SparkSession, adaptor: Any) -> None:
     log = Log()
     tables: Any = [pa.table({"k": [key] * 2000}) for key in (1, 2)]  # small results would wait
-    made = adaptor.of(lambda rows: rows, "k long", CONF, [0])
+    made = in_worker(adaptor.of(lambda rows: rows, "k long", CONF, [0]))
     results = made(log.source(as_given(made, tables)))
     assert next(results).num_rows == 2000
     assert log.events == []
@@ -109,7 +111,9 @@ def test_what_fails_on_closing_is_not_lost(spark: SparkSession, adaptor: Any) ->
         finally:
             helper_that_fails()
 
-    results = adaptor.of(failing_to_close, "k long", CONF)(log.source([batch(k=[1]), batch(k=[2])]))
+    results = in_worker(adaptor.of(failing_to_close, "k long", CONF))(
+        log.source([batch(k=[1]), batch(k=[2])])
+    )
     next(results)
     with pytest.raises(ZeroDivisionError, match="by the user"):
         results.close()
@@ -125,7 +129,8 @@ def test_one_result_is_held_at_a_time(spark: SparkSession) -> None:
             held.append(pool.bytes_allocated())
             yield pa.RecordBatch.from_arrays([pa.array(range(100_000), pa.int64(), memory_pool=pool)], ["k"])
 
-    for _ in MapInArrow.of(large, "k long", CONF)(iter([])):
+    adaptor = replace(MapInArrow.of(iter, "k long", CONF), function=large)  # a pool cannot be pickled
+    for _ in adaptor(iter([])):
         del _
     assert max(held) == 0
 
@@ -139,7 +144,7 @@ def test_one_group_is_held_at_a_time(spark: SparkSession) -> None:
             held.append(pool.bytes_allocated())
             yield pa.table({"k": pa.array(range(100_000), pa.int64(), memory_pool=pool)})
 
-    adaptor = GroupApplyInArrow.of(lambda table: table, "k long", CONF, [0])
+    adaptor = in_worker(GroupApplyInArrow.of(lambda table: table, "k long", CONF, [0]))
     for _ in adaptor(groups()):
         del _
     assert max(held) == 0
@@ -189,9 +194,9 @@ FAILING = [
 @pytest.mark.parametrize(("adaptor", "function"), FAILING)
 def test_tracebacks_show_the_users_frames(spark: SparkSession, adaptor: Any, function: Any) -> None:
     if adaptor in (MapInArrow, MapInPandas):
-        run = adaptor.of(function, "k long", CONF)(iter([batch(k=[1])]))
+        run = in_worker(adaptor.of(function, "k long", CONF))(iter([batch(k=[1])]))
     else:
-        made = adaptor.of(function, "k long", CONF, [0])
+        made = in_worker(adaptor.of(function, "k long", CONF, [0]))
         run = made(iter(as_given(made, [pa.table({"k": [1]})])))
     with pytest.raises(ZeroDivisionError, match="by the user") as caught:
         list(run)
@@ -207,7 +212,7 @@ def passing_map(items: Iterator[Any]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("adaptor", [MapInArrow, MapInPandas])
 def test_tracebacks_of_chained_functions_show_only_functions(spark: SparkSession, adaptor: Any) -> None:
-    first, second = adaptor.of(failing_map, "k long", CONF), adaptor.of(passing_map, "k long", CONF)
+    first, second = (in_worker(adaptor.of(each, "k long", CONF)) for each in (failing_map, passing_map))
     with pytest.raises(ZeroDivisionError) as caught:
         list(user_errors(second(first(iter([batch(k=[1])])))))
     shown = ["user_errors", "passing_map", "failing_map", "helper_that_fails"]
@@ -236,7 +241,7 @@ def test_errors_of_the_input_stay_themselves(spark: SparkSession, adaptor: Any) 
         yield batch(k=[1])
         raise error
 
-    run = adaptor.of(passing_map, "k long", CONF)(broken_source())
+    run = in_worker(adaptor.of(passing_map, "k long", CONF))(broken_source())
     assert next(run).to_pylist() == [{"k": 1}]
     with pytest.raises(CorruptDataError) as caught:
         next(run)
@@ -259,7 +264,7 @@ def test_errors_of_the_input_cannot_be_swallowed(spark: SparkSession, adaptor: A
         yield batch(k=[1])
         raise error
 
-    run = adaptor.of(swallowing, "k long", CONF)(broken_source())
+    run = in_worker(adaptor.of(swallowing, "k long", CONF))(broken_source())
     assert next(run).to_pylist() == [{"k": 1}]
     with pytest.raises(CorruptDataError) as caught:
         next(run)
@@ -268,7 +273,7 @@ def test_errors_of_the_input_cannot_be_swallowed(spark: SparkSession, adaptor: A
 
 def test_our_own_errors_keep_their_traceback(spark: SparkSession) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
-        list(MapInArrow.of(passing_map, "k int", CONF)(iter([batch(k=[1])])))
+        list(in_worker(MapInArrow.of(passing_map, "k int", CONF))(iter([batch(k=[1])])))
     assert "check_types" in our_frames(caught.value)
 
 

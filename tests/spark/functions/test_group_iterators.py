@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from function_cases import (
     by_spark,
     by_us,
     described,
+    in_worker,
     pandas_seen,
     printed_rows,
     settings,
@@ -90,7 +92,7 @@ def test_parts_have_no_more_rows_than_the_session_allows(
 ) -> None:
     adaptor = GroupApplyInArrow if function is see_keyed_arrow else GroupApplyInPandas
     with settings(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": most}):
-        made = adaptor.of(function, "seen string", FunctionConf.of(spark), [0])
+        made = in_worker(adaptor.of(function, "seen string", FunctionConf.of(spark), [0]))
     group = iter([batch(k=[1, 1, 1]), batch(k=[1, 1])])
     (result,) = made(iter([group]))
     assert result.column(0)[0].as_py().endswith(str(parts))
@@ -226,7 +228,7 @@ def test_a_batch_without_rows_and_columns_is_nothing(spark: SparkSession) -> Non
         yield pa.RecordBatch.from_arrays([], names=[])
         yield from batches
 
-    results = GroupApplyInArrow.of(function, "k long", CONF, [0])(groups_of([1, 2]))
+    results = in_worker(GroupApplyInArrow.of(function, "k long", CONF, [0]))(groups_of([1, 2]))
     assert [each.to_pylist() for each in results] == [[{"k": 1}, {"k": 2}]]
 
 
@@ -259,7 +261,9 @@ def swallowing_pandas(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 
 def test_errors_of_functions_are_their_own(spark: SparkSession) -> None:
-    results = GroupApplyInArrow.of(failing_arrow, "k long", CONF, [0])(groups_of([1, 1, 2], rows=2000))
+    results = in_worker(GroupApplyInArrow.of(failing_arrow, "k long", CONF, [0]))(
+        groups_of([1, 1, 2], rows=2000)
+    )
     assert next(results).num_rows == 2000
     with pytest.raises(ZeroDivisionError, match="by the user"):
         next(results)
@@ -273,7 +277,7 @@ def test_errors_of_the_input_cannot_be_swallowed(spark: SparkSession, adaptor: A
         yield batch(k=[1] * 2000)
         raise OSError("lost")
 
-    step = adaptor.of(function, "k long", CONF, [0])
+    step = in_worker(adaptor.of(function, "k long", CONF, [0]))
     results = step(step.cut(broken(), RowOrder((0,))))
     assert next(results).num_rows == 2000
     with pytest.raises(OSError, match="lost"):
@@ -289,7 +293,8 @@ def test_closing_closes_the_function(spark: SparkSession) -> None:
         finally:
             log.append("function closed")
 
-    results: Any = GroupApplyInArrow.of(function, "k long", CONF, [0])(groups_of([1, 1, 2], rows=2000))
+    adaptor: Any = replace(GroupApplyInArrow.of(function, "k long", CONF, [0]), function=function)
+    results: Any = adaptor(groups_of([1, 1, 2], rows=2000))
     assert next(results).num_rows == 2000
     assert log == []
     results.close()
@@ -304,7 +309,7 @@ def test_a_kept_iterator_of_an_earlier_group_is_at_its_end(spark: SparkSession) 
         kept.append(batches)
         yield next(batches)
 
-    results = GroupApplyInArrow.of(function, "k long", CONF, [0])(groups_of([1, 1, 2, 2, 3]))
+    results = in_worker(GroupApplyInArrow.of(function, "k long", CONF, [0]))(groups_of([1, 1, 2, 2, 3]))
     assert [each.to_pylist() for each in results] == [[{"k": 1}, {"k": 2}, {"k": 3}]]
 
 
@@ -335,7 +340,7 @@ def test_a_group_is_held_by_the_batch(spark: SparkSession, kind: str, takes_key:
 
     function = {"arrow": (arrow, keyed_arrow), "pandas": (pandas, keyed_pandas)}[kind][takes_key]
     made = GroupApplyInArrow if kind == "arrow" else GroupApplyInPandas
-    step = made.of(function, "k long", CONF, [0])
+    step = in_worker(made.of(function, "k long", CONF, [0]))
     (result,) = step(step.cut(batches(), RowOrder((0,))))
     assert result.to_pylist() == [{"k": 800_000}]
     assert max(held) <= 2 * one

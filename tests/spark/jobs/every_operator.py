@@ -8,6 +8,7 @@ A process of its own, because one process cannot have sessions of both kinds, no
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import operator
@@ -22,15 +23,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import session_calls
+from example_jobs import NAMES, example, in_order, result_of
 from oracle import data_frame, every_type, rows_in_order
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from session_calls import CALLS, numbers, outcome
+from signatures import differing_signatures
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
-from sortshuffle.errors import UsageError
+from sortshuffle.errors import StateError, UsageError
 from sortshuffle.spark.session.requirements import NO_ROLLBACK, is_classic
 from sortshuffle.spark.worker_errors import own_error
+
+cloudpickle.register_pickle_by_value(session_calls)
 
 PARTITIONS = 5  # of whatever does not say how many
 COLUMNS = ["id", "i", "lo", "d", "st", "ts", "dl", "bo"]
@@ -341,6 +349,14 @@ def a_session_whose_dataframes_are_frames(job: Job) -> tuple[Any, Any]:
 
 
 @case
+def a_copy(job: Job) -> tuple[Any, Any]:
+    """In a session with a JVM, PySpark's DataFrames cannot be copied either."""
+    frame = job.g.select("id")
+    copied = frame if is_classic(job.spark) else copy.deepcopy(frame)
+    return rows(copied), rows(job.few.select("id"))
+
+
+@case
 def directories_of_values(job: Job) -> tuple[Any, Any]:
     target = str(job.directory / "by value")
     job.g.repartition(3, "st").select("id", "i").write.partitionBy("i").parquet(target)
@@ -433,6 +449,40 @@ def worker_error(job: Job) -> list[str]:
     return []
 
 
+def differing_calls(spark: SparkSession) -> dict[str, list[str]]:
+    """Return what differs between plain PySpark and a session of `sortshuffle.session`."""
+    ours = sortshuffle.session(spark)
+    assert isinstance(numbers(ours, 1), ShuffleFrame)
+    differing = {}
+    for name, call in CALLS.items():
+        try:
+            difference = shown(list(map(str, outcome(ours, call))), list(map(str, outcome(spark, call))))
+        except Exception:
+            difference = traceback.format_exc().splitlines()[-12:]
+        if difference:
+            differing[name] = difference
+    return differing
+
+
+def differing_examples(spark: SparkSession, directory: str) -> dict[str, list[str]]:
+    """Return what differs in the results of the jobs of examples/jobs. Over Spark Connect there is no RDD."""
+    differing = {}
+    for name in [each for each in NAMES if each != "words" or is_classic(spark)]:
+        try:
+            one, other = (
+                result_of(example(name), session, f"{directory}/{name}-{number}")
+                for number, session in enumerate((sortshuffle.session(spark), spark))
+            )
+            difference = shown(
+                *([str(each.schema), *map(str, in_order(each.collect()))] for each in (one, other))
+            )
+        except Exception:
+            difference = traceback.format_exc().splitlines()[-12:]
+        if difference:
+            differing[f"examples/jobs/{name}.py"] = difference
+    return differing
+
+
 def main(directory: str, kind: str, *only: str) -> None:
     spark = session(kind)
     job = Job(spark, Path(directory))
@@ -444,6 +494,9 @@ def main(directory: str, kind: str, *only: str) -> None:
             difference = traceback.format_exc().splitlines()[-12:]
         if difference:
             differing[name] = difference
+    if not only:
+        differing |= differing_calls(spark)
+        differing |= differing_examples(spark, directory)
     placed = sortshuffle.frame(job.few).repartition(2, "id")
     placed.count()
     explained = io.StringIO()
@@ -451,15 +504,20 @@ def main(directory: str, kind: str, *only: str) -> None:
         placed.explain()
     printed = {
         "version": spark.version,
-        "cases": len(only or _cases),
+        "cases": len(only or [*_cases, *CALLS]),
         "differing": differing,
+        "signatures": differing_signatures(spark),
         "refusal": refusal(job) if kind == "remote" else "",
         "worker_error": worker_error(job),
         "stages": len(placed.stage_totals()),
         "explained": explained.getvalue(),
     }
-    print(json.dumps(printed))
     spark.stop()
+    try:
+        sortshuffle.session(spark)
+    except StateError as error:
+        printed["stopped"] = str(error)
+    print(json.dumps(printed))
 
 
 if __name__ == "__main__":

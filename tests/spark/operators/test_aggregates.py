@@ -201,7 +201,7 @@ def test_only_columns_that_are_needed_are_read(
     wanted = ["g", "id", "h", "st", "no"]
     typed.select(*wanted).repartition(2, "id").write.parquet(str(tmp_path / "files"))
     files = spark.read.parquet(str(tmp_path / "files"))
-    bare = sortshuffle.frame(files)
+    bare = sortshuffle.frame(files.withColumn("no", sf.expr("nvl(no, no)")))  # rows that Spark makes
     scan = sortshuffle.read(spark).parquet(str(tmp_path / "files"))
     jobs_of: list[tuple[Callable[[Any], Any], list[str]]] = [
         (lambda frame: frame.groupBy("g").count(), ["g"]),
@@ -459,13 +459,10 @@ def test_an_aggregate_is_explained(numbers: DataFrame, capsys: pytest.CaptureFix
         (lambda: sf.min("collated"), "not compared here as Spark compares them"),
     ],
 )
-def test_what_cannot_equal_spark_is_refused_with_an_alternative(
-    typed: DataFrame, expr: Callable[[], Any], message: str
-) -> None:
+def test_what_cannot_equal_spark_is_refused(typed: DataFrame, expr: Callable[[], Any], message: str) -> None:
     frame = sortshuffle.frame(typed.selectExpr("*", "st collate UTF8_LCASE as collated"))
-    with pytest.raises(UnsupportedError, match=message) as caught:
+    with pytest.raises(UnsupportedError, match=message):
         OnlyPython(frame).groupBy("g").agg(expr())
-    assert "toDF()" in str(caught.value)
 
 
 def test_spark_aggregates_what_python_cannot(typed: DataFrame) -> None:

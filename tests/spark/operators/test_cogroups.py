@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from function_cases import arrow_seen, batch, described, pandas_seen
+from function_cases import arrow_seen, batch, described, in_worker, pandas_seen
 from oracle import OnlyPython, data_frame, differences, every_type
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -237,7 +237,7 @@ def test_errors_of_functions_come_with_their_frames(left: DataFrame) -> None:
 
 
 def results_of(adaptor: Any, function: Any, schema: str) -> list[dict[str, Any]]:
-    made = adaptor.of(function, schema, CONF, [0], [0])
+    made = in_worker(adaptor.of(function, schema, CONF, [0], [0]))
     there = pa.table({"k": [1], "s": ["x"]})
     groups = [(there, there.slice(1)), (there.slice(1), there)]
     return [row for part in made(iter(groups)) for row in part.to_pylist()]

@@ -210,9 +210,8 @@ def test_names_are_checked_by_spark(small: DataFrame) -> None:
     frame = sortshuffle.frame(small)
     with pytest.raises(AnalysisException, match="COLUMN_ALREADY_EXISTS"):
         frame.withColumns({"x": field("k"), "X": field("k")})
-    for method, expected in (("withColumns", "one dict of names"), ("withColumnsRenamed", "a dict of names")):
-        with pytest.raises(UsageError, match=rf"{method}\(\) takes {expected}"):
-            getattr(OnlyPython(frame), method)([("x", sf.col("k"))])
+    with pytest.raises(UsageError, match=r"withColumns\(\) takes one dict of names"):
+        OnlyPython(frame).withColumns([("x", sf.col("k"))])
     assert_same_error(lambda each: each.withColumns([("x", sf.col("k"))]), frame, small)
     assert_same_error(lambda each: each.withColumnsRenamed([("x", "y")]), frame, small)
 

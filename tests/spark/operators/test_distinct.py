@@ -94,7 +94,7 @@ def test_what_spark_refuses_and_what_has_no_order_here_are_refused(typed: DataFr
             each.dropDuplicates(["nope"])
         with pytest.raises(PySparkTypeError):
             each.dropDuplicates("bo")
-    with pytest.raises(ColumnError, match=r"dropDuplicates\(bo, a\): .* or let Spark do it, behind toDF\(\)"):
+    with pytest.raises(ColumnError, match=r"dropDuplicates\(bo, a\): .* make a column of a plain type"):
         OnlyPython(frame).dropDuplicates(["bo", "a"])
     ours, plain = (each.select("bo", "a") for each in (frame, typed))
     assert_handed_to_spark(ours.distinct(), plain.distinct(), "distinct")

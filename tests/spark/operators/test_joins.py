@@ -223,8 +223,8 @@ def test_what_cannot_equal_spark_is_refused_with_an_alternative(spark: SparkSess
         (ColumnError, "join by its name", sf.col("v") == sf.col("v"), "semi"),
         (ColumnError, "'v' is ambiguous", sf.col("k") == sf.col("v"), "semi"),
         (ColumnError, "no column 'z'", sf.col("k") == sf.col("z"), "semi"),
-        (UnsupportedError, "crossJoin", None, "inner"),
-        (UnsupportedError, "crossJoin", [], "inner"),
+        (UnsupportedError, "every row with every other", None, "inner"),
+        (UnsupportedError, "every row with every other", [], "inner"),
         (UsageError, "a name, a Column, or a list", ["k", sf.col("k") == sf.col("j")], "inner"),
         (UsageError, "a name, a Column, or a list", 3, "inner"),
     ]

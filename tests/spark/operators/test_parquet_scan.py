@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -23,13 +24,15 @@ from parquet_cases import write
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+import sortshuffle
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.frame.frames import frame_of
 from sortshuffle.spark.manager.jar import jar_path
+from sortshuffle.spark.operators.dataframe_facts import DataFrameFacts
 from sortshuffle.spark.operators.parquet_scan import NoScan, scan_of
 from sortshuffle.spark.operators.plan_json import Expression
 from sortshuffle.spark.plan.chain import FrameContext, Rows
-from sortshuffle.spark.plan.origins import ParquetOrigin
+from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.worker.stages import PerBatchStep
 
 pytestmark = pytest.mark.skipif(not os.path.exists(jar_path()), reason="there is no jar: tools/jar builds it")
@@ -53,7 +56,7 @@ def translate(condition: Expression, names: Mapping[int, str]) -> pc.Expression 
 
 
 def rows_of(df: DataFrame) -> Rows:
-    rows = scan_of(df, FrameContext.of(df.sparkSession), translate)
+    rows = scan_of(df, DataFrameFacts.of(df), FrameContext.of(df.sparkSession), translate)
     assert isinstance(rows, Rows), rows
     return rows
 
@@ -90,7 +93,7 @@ def same(df: DataFrame) -> list[str]:
 
 
 def reason(df: DataFrame) -> str:
-    result = scan_of(df, FrameContext.of(df.sparkSession))
+    result = scan_of(df, DataFrameFacts.of(df), FrameContext.of(df.sparkSession))
     assert isinstance(result, NoScan), result
     return result.reason
 
@@ -218,6 +221,54 @@ def test_rows_that_workers_scan(spark: SparkSession, tmp_path: Path) -> None:
 
 
 # --- files -----------------------------------------------------------------------------------------------
+
+
+def test_a_wrapped_scan_is_read_by_the_workers(two: DataFrame) -> None:
+    frame = sortshuffle.frame(two.filter("a > 2"))
+    assert frame.schema == two.schema
+    assert frame.toDF().schema == two.schema
+    moved = frame.repartition(3, "a")
+    (exchange,) = moved._chain.origin.exchanges()
+    assert isinstance(exchange.upstream.origin, ParquetOrigin)
+    assert differences(moved, two.filter("a > 2").repartition(3, "a")) == []
+    assert moved.filter(frame.a > 3).count() == two.filter("a > 3").count()
+    assert frame.count() == two.filter("a > 2").count()
+
+
+def test_a_wrapped_scan_that_is_cached_is_read_from_the_cache(two: DataFrame) -> None:
+    frame = sortshuffle.frame(two.select("*")).cache()
+    try:
+        assert isinstance(
+            frame.repartition(3, "a")._chain.origin.exchanges()[0].upstream.origin, DataFrameOrigin
+        )
+    finally:
+        frame.unpersist()
+
+
+@pytest.mark.parametrize("cached", ["frame", "dataframe"])
+def test_rows_that_are_cached_after_the_first_operator_are_read_from_the_cache(
+    two: DataFrame, tmp_path: Path, cached: str
+) -> None:
+    df = two.select("*")
+    frame = sortshuffle.frame(df)
+    derived = frame.repartition(2, "a")
+    kept = frame if cached == "frame" else df
+    kept.cache()
+    try:
+        assert kept.count() == 4
+        shutil.rmtree(tmp_path / "two")
+        assert frame.filter("a > 1").count() == 2
+        if cached == "frame":
+            assert derived.count() == 4
+    finally:
+        kept.unpersist()
+
+
+def test_what_is_wrapped_stays_what_it_is_for_spark(two: DataFrame) -> None:
+    frame = sortshuffle.frame(two)
+    assert frame.toDF() is two
+    frame.repartition(3, "a")
+    assert frame.toDF() is two
 
 
 def test_files_are_those_that_spark_listed(spark: SparkSession, tmp_path: Path) -> None:
@@ -601,6 +652,15 @@ def test_files_that_the_workers_cannot_read(spark: SparkSession, tmp_path: Path)
     assert same(df.select("b")) == ["('x',)"]
     (tmp_path / "g.parquet").write_bytes(b"no Parquet")
     assert "g.parquet cannot be read" in reason(spark.read.schema("b string").parquet(str(tmp_path)))
+
+
+def test_a_file_between_others_that_the_workers_cannot_read(spark: SparkSession, tmp_path: Path) -> None:
+    for at, kind in enumerate([pa.float64(), pa.float64(), pa.uint32(), pa.float64()]):
+        write(tmp_path / f"{at}.parquet", {"a": pa.array([3], kind)})
+
+    assert "column 'a' cannot be read as it should be" in reason(
+        spark.read.schema("a double").parquet(str(tmp_path))
+    )
 
 
 def test_file_systems_of_hadoop(spark: SparkSession, two: DataFrame, tmp_path: Path) -> None:

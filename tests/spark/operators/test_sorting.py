@@ -19,6 +19,7 @@ from oracle import (
     assert_handed_to_spark,
     assert_same_error,
     confs,
+    counter_of_tasks,
     data_frame,
     every_type,
     jobs,
@@ -350,3 +351,61 @@ def test_spark_sorts_what_python_cannot(typed: DataFrame) -> None:
         ours, plain = (getattr(each, method)(*keys) for each in (sortshuffle.frame(typed), typed))
         assert_handed_to_spark(ours, plain, "sort")
         assert pairs(ours) == pairs(plain)
+
+
+# --- the first rows of a sort ---------------------------------------------------------------------------
+
+
+FIRST_ROWS: dict[str, Callable[[DataFrame], Any]] = {
+    "limit": lambda rows: rows.limit(7).collect(),
+    "limit of none": lambda rows: rows.limit(0).collect(),
+    "limit of all": lambda rows: rows.limit(1000).collect(),
+    "limit and more": lambda rows: rows.limit(5).filter("id > 30").collect(),
+    "take": lambda rows: rows.take(3),
+    "head": lambda rows: rows.head(2),
+    "first": lambda rows: rows.first(),
+}
+
+
+@pytest.mark.parametrize("call", FIRST_ROWS.values(), ids=FIRST_ROWS)
+def test_the_first_rows_of_a_sort_are_those_of_spark(
+    typed: DataFrame, call: Callable[[DataFrame], Any]
+) -> None:
+    for keys in (["id"], [sf.desc("id")], [sf.col("st").desc_nulls_last(), "id"]):
+        rows = typed.select("id", "st")
+        assert call(sortshuffle.frame(rows).sort(*keys)) == call(rows.sort(*keys))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda rows: rows.limit(2).collect(), lambda rows: rows.take(2), lambda rows: rows.show(2)],
+    ids=["limit", "take", "show"],
+)
+def test_the_first_rows_of_a_sort_run_a_function_once_and_one_job(
+    spark: SparkSession, call: Callable[[DataFrame], Any]
+) -> None:
+    tasks, counted = counter_of_tasks(spark)
+    ordered = sortshuffle.frame(spark.range(0, 100, 1, 4)).mapInArrow(counted, "id long").sort(sf.desc("id"))
+    with jobs(spark) as found:
+        assert call(ordered) in ([(99,), (98,)], None)
+    assert (len(found.ids), tasks.value) == (1, 4)
+
+
+def test_the_first_rows_of_ranges_that_are_sorted_otherwise_are_not_those_of_a_sort(
+    spark: SparkSession,
+) -> None:
+    rows = spark.range(100).selectExpr("id", "-id as k").coalesce(1)
+    for frame in (sortshuffle.frame(rows), rows):
+        ranges = frame.repartitionByRange(2, "k").sortWithinPartitions(sf.desc("k")).limit(1)
+        (row,) = ranges.collect()
+        assert row.k < -40
+
+
+def test_show_prints_what_pyspark_prints(typed: DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = typed.select("id", "st")
+    for arguments in ((), (3,), (300, False), (2, 3, True), (0,), (-1,), (2**31 - 1,)):
+        sortshuffle.frame(rows).sort("id").show(*arguments)
+        ours = capsys.readouterr().out
+        rows.sort("id").show(*arguments)
+        assert ours == capsys.readouterr().out
+    assert_same_error(lambda frame: frame.sort("id").show("3"), sortshuffle.frame(rows), rows)

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type
 
-from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import FrameContext
 
 EVERY_TYPE = st.StructType(
@@ -28,7 +28,7 @@ EVERY_TYPE = st.StructType(
 
 @pytest.mark.parametrize("schema", [EVERY_TYPE, st.StructType([])], ids=["every type", "no columns"])
 def test_a_twin_is_what_spark_makes_of_no_rows(spark: SparkSession, schema: st.StructType) -> None:
-    empty = twin(FrameContext.of(spark), schema)
+    empty = empty_twin(FrameContext.of(spark), schema)
     assert empty.schema == spark.createDataFrame([], schema).schema == schema
     assert empty.sparkSession is spark
     assert empty.count() == 0
@@ -36,7 +36,7 @@ def test_a_twin_is_what_spark_makes_of_no_rows(spark: SparkSession, schema: st.S
 
 def test_twins_of_one_schema_have_different_columns(spark: SparkSession) -> None:
     context, schema = FrameContext.of(spark), st.StructType([st.StructField("k", st.LongType())])
-    one, other = twin(context, schema), twin(context, schema)
+    one, other = empty_twin(context, schema), empty_twin(context, schema)
     condition = one.join(other, one["k"] == other["k"])._jdf.queryExecution().analyzed()  # type: ignore[operator]
     left, right = (condition.condition().get().children().apply(at).exprId().id() for at in (0, 1))
     assert left != right
@@ -45,5 +45,5 @@ def test_twins_of_one_schema_have_different_columns(spark: SparkSession) -> None
 def test_a_twin_takes_four_calls(spark: SparkSession) -> None:
     context, schema = FrameContext.of(spark), EVERY_TYPE
     with java_calls(spark) as calls:
-        twin(context, schema)
+        empty_twin(context, schema)
     assert len(calls) == 4

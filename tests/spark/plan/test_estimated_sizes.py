@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from java_calls import java_calls
 from oracle import confs
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 import sortshuffle
+from sortshuffle.errors import UnsupportedError
+from sortshuffle.spark.plan import estimated_sizes
 from sortshuffle.spark.plan.estimated_sizes import estimated_size
 
 # workers know nothing of this module
@@ -90,3 +94,25 @@ def test_after_a_shuffle_has_run_its_bytes_are_known(left: DataFrame) -> None:
     assert frame.count() == 150
     written = next(total for total in frame.stage_totals() if total.metrics.counts["files"])
     assert estimated_size(frame._chain) == written.metrics.counts["raw_bytes_written"] != reckoned
+
+
+def calls_for_the_size_of_a_union(session: SparkSession, count: int) -> int:
+    frames = [session.createDataFrame([(number,)], "id long") for number in range(count)]
+    chain = functools.reduce(DataFrame.union, frames)._to_python("test")._chain
+    with java_calls(session) as calls:
+        assert 0 < (estimated_size(chain) or 0) < 10_000 * count
+    return len(calls)
+
+
+def test_the_size_of_many_rows_of_the_driver_takes_no_more_calls_of_the_jvm(job: SparkSession) -> None:
+    calls_for_the_size_of_a_union(job, 1)  # which finds the method in the JVM
+    assert calls_for_the_size_of_a_union(job, 20) == calls_for_the_size_of_a_union(job, 1)
+
+
+def test_without_a_jar_sizes_are_sparks(job: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: str) -> Any:
+        raise UnsupportedError("there is no jar")
+
+    monkeypatch.setattr(estimated_sizes, "jar_method", refuse)
+    df = job.createDataFrame([(1,)], "id long")
+    assert estimated_size(df._to_python("test")._chain) == stated_size(df) > 2**60

@@ -364,6 +364,89 @@ def test_an_rdd_without_functions_is_the_source_itself(sc: SparkContext) -> None
     assert sortshuffle.rdd(source).toRDD() is source
 
 
+def test_every_public_method_of_pysparks_is_there() -> None:
+    wanted = {name for name in dir(RDD) if not name.startswith("_")}
+    assert wanted - set(dir(ShuffleRDD)) == set()
+
+
+def test_pysparks_attributes_are_there(sc: SparkContext, spark: SparkSession) -> None:
+    ours, plain = sortshuffle.rdd(sc.parallelize([(1, 2)])).partitionBy(2), sc.parallelize([(1, 2)])
+    public = {name for name in vars(plain) if not name.startswith("_")}
+    assert {name for name in public if not hasattr(ours, name)} == set()
+    assert ours.context is ours.ctx is sc
+    assert (ours.is_cached, ours.is_checkpointed) == (False, False)
+    assert ours.cache().is_cached
+    assert sortshuffle.rdd(plain.cache()).is_cached
+    assert ours.toDF(["a", "b"]).collect() == [(1, 2)]
+    spark.createDataFrame([], "a int")  # toDF has made another session the active one
+
+
+def test_what_follows_a_checkpoint_begins_with_it(sc: SparkContext, tmp_path: Path) -> None:
+    sc.setCheckpointDir(str(tmp_path))
+    calls = sc.accumulator(0)
+
+    def counted(pair: Any) -> Any:
+        calls.add(1)
+        return pair
+
+    pairs = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(5)], 1)).map(counted)
+    pairs.checkpoint()
+    assert pairs.count() == 5
+    before = calls.value
+    assert pairs.values().count() == 5
+    assert calls.value == before
+
+
+FURTHER_METHODS: dict[str, Callable[[Any], Any]] = {
+    "first": lambda r: r.first(),
+    "reduce": lambda r: r.keys().reduce(max),
+    "collectAsMap": lambda r: r.collectAsMap(),
+    "lookup": lambda r: r.map(tuple).lookup(3),
+    "isEmpty": lambda r: r.isEmpty(),
+    "sum": lambda r: r.values().sum(),
+    "top": lambda r: r.top(2),
+    "an RDD": lambda r: r.zipWithIndex().map(itemgetter(1)).sum(),
+    "another of the same kind": lambda r: r.cartesian(r).count(),
+    "several RDDs": lambda r: sum(each.count() for each in r.randomSplit([1, 2], 5)),
+    "a shuffle after it": lambda r: sorted(r.mapPartitionsWithIndex(pairs_of).reduceByKey(max).collect()),
+}
+
+
+def pairs_of(number: int, records: Iterator[Any]) -> Iterator[Any]:
+    return ((number, record) for record in records)
+
+
+@pytest.mark.parametrize("call", FURTHER_METHODS.values(), ids=FURTHER_METHODS)
+def test_methods_that_only_pyspark_has_run_on_the_records(
+    sc: SparkContext, call: Callable[[Any], Any]
+) -> None:
+    plain = sc.parallelize([(n, n % 3) for n in range(10)], 2)
+    assert call(sortshuffle.rdd(plain).partitionBy(3)) == call(plain.partitionBy(3))
+
+
+def test_rdds_of_methods_that_only_pyspark_has_are_wrapped(sc: SparkContext, tmp_path: Path) -> None:
+    shuffled = sortshuffle.rdd(sc.parallelize([(1, 2)])).partitionBy(2)
+    assert isinstance(shuffled.zipWithIndex(), ShuffleRDD)
+    assert shuffled.setName("named") is shuffled
+    shuffled.values().saveAsTextFile(str(tmp_path / "text"))
+    assert sc.textFile(str(tmp_path / "text")).collect() == ["2"]
+
+
+def test_what_follows_kept_records_reads_them(sc: SparkContext) -> None:
+    counted = sc.accumulator(0)
+
+    def count(record: Any) -> Any:
+        counted.add(1)
+        return record
+
+    kept = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(5)], 2)).map(count).cache()
+    try:
+        assert kept.count() == kept.partitionBy(2).count() == kept.values().count() == 5
+        assert counted.value == 5
+    finally:
+        kept.unpersist()
+
+
 # ---- errors -------------------------------------------------------------------------------------------
 
 

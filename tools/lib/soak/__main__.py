@@ -24,9 +24,18 @@ PLANNED = 20  # applications that --plan shows
 @click.option("--json", "as_json", is_flag=True, help="Append a record to tools/soak.jsonl.")
 @click.option("--plan", "planned", is_flag=True, help="Only show what would be done.")
 @click.option("--big", is_flag=True, help="In place of all this, the tests of what is larger than memory.")
+@click.option(
+    "--pipelines", type=click.IntRange(min=1), help="In place of all this, so many chains of calls."
+)
 @click.option("--inside", hidden=True, type=click.Path(path_type=Path))
 def main(
-    minutes: float, seed: int | None, as_json: bool, planned: bool, big: bool, inside: Path | None
+    minutes: float,
+    seed: int | None,
+    as_json: bool,
+    planned: bool,
+    big: bool,
+    pipelines: int | None,
+    inside: Path | None,
 ) -> None:
     """Run random jobs with random faults, and compare what they give with plain Spark.
 
@@ -38,6 +47,11 @@ def main(
     if big:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "pytest", "-q", "-m", "big", "tests/big"])
+    if pipelines is not None:
+        paths = [ROOT, ROOT / "tools" / "lib", ROOT / "tests", ROOT / "tests" / "spark"]
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+        command = ["-u", "-m", "pipelines", "--count", str(pipelines), "--seed", str(seed)]
+        os.execv(sys.executable, [sys.executable, *command])
     if planned:
         for number in range(PLANNED):
             click.echo(shown(plan.application(seed, number)))

@@ -16,8 +16,9 @@ import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * What a relation of files is, and which files it has, as JSON: the driver's Python reads either in one call
- * of Py4J, however many files there are (sortshuffle/spark/operators/file_relation.py).
+ * What a relation of files is, and which files it has, as JSON: the driver's Python reads each in one call of
+ * Py4J, however many files there are
+ * (sortshuffle/spark/operators/file_relation.py).
  */
 public final class FileRelations {
     private static final JsonFactory JSON = new JsonFactory();

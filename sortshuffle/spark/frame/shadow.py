@@ -1,0 +1,121 @@
+"""`Shadow`: the DataFrame without rows that has the columns of a frame, for Spark's analysis.
+
+A column such as ``frame.k`` must be a column of a plan, and a frame of Python's side has none yet. Its shadow
+has one. While rows stay in Python, the shadow of a result is what Spark makes of the same call on the shadows
+of the frames in it. So Spark analyses every call, and a column of a frame can be used on the frames derived
+from it, as in PySpark. When rows go to Spark, their plan gets the shadow's column ids.
+
+With a JVM (`classic_shadow`):
+
+    frame                                       its shadow
+    what a function returns                     an empty DataFrame of that schema (`twin`)
+    what an operator of Python's side returns   the same call on the shadows of its frames
+    of Spark's side, or planned for Spark       its plan, with its rows
+
+Spark also finds columns that a selection dropped: ``f.select("id").filter(f.k > 1)``. It does so by changing
+the plan below, which rows from Python do not have. Such a call is made on the shadow, and then the rows are
+put into its plan (`with_rows`). They belong where the calls on shadows begin, at the *bases*: the results of
+functions, and of operators whose rows Spark would not make, or not the same.
+
+Over Spark Connect nothing is analysed before a request. So a shadow there has rows: a base's shadow is the
+plan of its own stage, and what Spark must do after it, it does with all calls since the base.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+
+_base_numbers = itertools.count(1)
+
+
+def next_base() -> int:
+    """Return a number for a new base, unique in this process."""
+    return next(_base_numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A frame whose rows belong into a shadow's plan. ``is_call``: whether the plan below the base would make
+    such rows, too, of the rows of bases further down. A base loses its place if hidden columns pass it."""
+
+    frame: Any
+    is_call: bool
+
+
+class Shadow:
+    """A DataFrame that is made when it is first needed. ``make``: makes it, once ``sources`` are made.
+    ``base``: the number of this base; None if it is none. ``bases``: those below it in the plan, by number;
+    None if Spark would not make the rows of theirs."""
+
+    def __init__(
+        self,
+        make: Callable[[], DataFrame] | None,
+        sources: Sequence[Shadow] = (),
+        *,
+        base: int | None = None,
+        bases: Mapping[int, Base] | None = None,
+    ) -> None:
+        self._make = make
+        self._sources = tuple(sources)
+        self._made: DataFrame | None = None
+        self._lock = threading.RLock()  # of the attributes above; no other lock is taken under it
+        self.base = base
+        self.is_call = bases is not None
+        self.bases: Mapping[int, Base] = bases or {}
+
+    @classmethod
+    def of_plan(cls, plan: DataFrame) -> Shadow:
+        """Return the shadow of a frame that Spark has planned."""
+        shadow = cls(None)
+        shadow._made = plan
+        return shadow
+
+    def dataframe(self) -> DataFrame:
+        """Return the DataFrame. Raises what Spark's analysis raises for a wrong call."""
+        pending = [self]  # no recursion, because a chain of calls may be longer than Python's stack
+        while pending:
+            shadow = pending[-1]
+            unmade = [each for each in shadow._sources if each._made is None]
+            if unmade:
+                pending += unmade
+            else:
+                pending.pop()._make_once()
+        assert self._made is not None
+        return self._made
+
+    def _make_once(self) -> None:
+        with self._lock:
+            if self._made is None:
+                assert self._make is not None
+                made = self._make()
+                self._set(made)
+                self._made = made  # after everything that belongs to it, for threads that look without a lock
+            self._make, self._sources = None, ()  # they hold other frames
+
+    def _set(self, made: DataFrame) -> None:
+        """Note what `with_ids` and `with_rows` need to know of the DataFrame. Runs once, with the lock."""
+
+    # ---- with a JVM ---------------------------------------------------------------------------------
+
+    def replaced_by(self, plan: DataFrame) -> Shadow:
+        """Return the shadow of the same frame, after Spark has planned it as ``plan``."""
+        return self
+
+    def with_ids(self, plan: DataFrame) -> DataFrame:
+        """Return ``plan``, which has the rows of the shadow's frame, with the shadow's column ids."""
+        return plan
+
+    def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
+        """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""
+        return True
+
+    def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame | None:
+        """Return ``result``, of a call on this shadow and others, with the rows of ``bases`` in its plan.
+        None if it needs no hidden columns, or if a base has not those that pass it."""
+        return None

@@ -1,0 +1,72 @@
+"""Rows that are in Spark's cache, and the chains that can read them there.
+
+`DataFrame.cache` serves every plan that contains the cached one, also of frames that were made before. So a
+chain that begins with the rows of a kept one reads them from the cache. It has the identical origin and step
+objects: a function that is called twice may return other rows.
+
+Spark keeps the partitions, which later steps may rely on. Where it might not, nothing is noted here: over
+Spark Connect, where a plan may be read in fewer partitions, and if skewed partitions are divided. Unions and
+coalesced partitions of the kept rows read them in Python, and so do Parquet scans with other columns or
+filters, and the first rows of a sort. Tables and views that are cached by name are not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from sortshuffle.spark.plan.chain import Chain, Origin
+from sortshuffle.spark.worker.stages import Step
+
+
+def keep(chain: Chain, origin: Origin, cached: DataFrame) -> None:
+    """Note that Spark's cache has the rows of ``chain``. ``origin`` reads them there, as those of the
+    DataFrame ``cached``."""
+    if chain.context.planner.keeps and not chain.context.options.skew_factor:
+        # the chain is kept, too, so that no other object gets the ids of its steps
+        chain.context.kept_rows[_key(chain, len(chain.steps))] = (chain, origin, cached)
+
+
+def release(chain: Chain) -> None:
+    """Note that the rows of ``chain`` are no longer in Spark's cache."""
+    chain.context.kept_rows.pop(_key(chain, len(chain.steps)), None)
+
+
+def kept(chain: Chain) -> Origin | None:
+    """Return what reads the rows of ``chain`` in Spark's cache; None if they are not there."""
+    return _kept(chain, len(chain.steps))
+
+
+def reading_kept(chain: Chain) -> Chain:
+    """Return the chain with what can be read in Spark's cache as its origin."""
+    origin, steps = kept_beginning(chain, chain.steps)
+    return chain if origin is None else replace(chain, origin=origin, steps=steps)
+
+
+def kept_beginning(chain: Chain, steps: tuple[Step, ...]) -> tuple[Origin | None, tuple[Step, ...]]:
+    """Return what reads the rows of as many as possible of ``steps``, the first ones of the chain, in Spark's
+    cache, and the steps that remain. None, and all steps, if no rows are there."""
+    if chain.context.kept_rows:
+        for count in range(len(steps), -1, -1):
+            origin = _kept(chain, count)
+            if origin is not None:
+                return origin, steps[count:]
+    return None, steps
+
+
+def _kept(chain: Chain, count: int) -> Origin | None:
+    """Return what reads the rows of the first ``count`` steps in Spark's cache; None if it has not got
+    them."""
+    key = _key(chain, count)
+    _, origin, cached = chain.context.kept_rows.get(key, (None, None, None))
+    if cached is not None and cached.storageLevel == StorageLevel.NONE:
+        # somebody has dropped them: `catalog.clearCache`, or `unpersist` of another DataFrame
+        chain.context.kept_rows.pop(key, None)
+        return None
+    return origin
+
+
+def _key(chain: Chain, count: int) -> tuple[int, ...]:
+    return tuple(map(id, (chain.origin, *chain.steps[:count])))

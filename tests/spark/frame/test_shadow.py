@@ -1,0 +1,137 @@
+"""Columns that a selection dropped resolve on Python's side as in Spark. So do aggregates of grouped rows.
+Long chains of calls need no deep stack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from oracle import assert_same_error
+from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from sortshuffle import ShuffleFrame
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SCHEMA = "id long, k long, v long"
+DEEP = 400  # calls, each of which would take several levels of Python's stack
+Call: TypeAlias = Callable[[DataFrame, DataFrame], DataFrame]
+
+HIDDEN: dict[str, Call] = {
+    "filter": lambda f, _: f.select("id").filter(f.k == 1),
+    "filter by name": lambda f, _: f.select("id").filter("k = 1"),
+    "sort": lambda f, _: f.select(f.id.alias("x")).sort(f.v.desc()),
+    "renamed beside dropped": lambda f, _: (s := f.select(f.id.alias("x"), "v")).filter(
+        (f.k == 1) & (s.x > 2)
+    ),
+    "after a drop": lambda f, _: f.drop("k").filter(f.k == 1),
+    "behind an exchange": lambda f, _: f.repartition(3, "k").select("id").filter(f.k == 1),
+    "behind a limit": lambda f, _: f.sort("id").limit(4).select("id").filter(f.k == 1),
+    "through a limit": lambda f, _: f.select("v").limit(99).filter(f.k == 1),
+    "through duplicates": lambda f, _: f.drop("k").dropDuplicates(["v"]).sort(f.k, "id"),
+    "of the other side": lambda f, g: f.join(g, "id", "left").filter(g.k.isNull()),
+    "of a key that is joined": lambda f, g: f.join(g, "id", "left").select(f.v, g.id, g.k),
+    "of both sides": lambda f, g: f.join(g, f.id == g.id).select(f.v).filter((f.k + g.k) > 1),
+    "of a self join": lambda f, _: f.alias("l").join(f.alias("r"), "k").select("l.v").filter("r.id = 1"),
+    "condition on groups": lambda f, _: f.groupBy("k").agg(sf.sum("v").alias("t")).filter(sf.count("*") > 2),
+    "order of groups": lambda f, _: f.groupBy("k").count().sort(sf.max("v").desc()),
+}
+"""Calls that use columns which their frames no longer have."""
+
+
+def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def numbers(session: SparkSession, count: int) -> DataFrame:
+    """Return a frame of Python's side in a session of `sortshuffle.session`."""
+    source = session.range(count).select("id", (sf.col("id") % 3).alias("k"), (sf.col("id") * 2).alias("v"))
+    return source.mapInArrow(same, SCHEMA)
+
+
+@pytest.mark.parametrize("call", HIDDEN.values(), ids=HIDDEN.keys())
+def test_hidden_columns_resolve(job: SparkSession, spark: SparkSession, call: Call) -> None:
+    ours, plain = (call(numbers(session, 7), numbers(session, 4)) for session in (job, spark))
+    assert ours.schema == plain.schema
+    assert sorted(ours.collect()) == sorted(plain.collect())
+
+
+def test_hidden_columns_of_rows_that_only_python_selects(job: SparkSession) -> None:
+    frame = numbers(job, 9)
+    chosen = frame.filter(pc.field("k") > 0)
+    assert [row.id for row in chosen.select("id").filter(frame.v > 6).sort("id").collect()] == [4, 5, 7, 8]
+    doubled = frame.withColumn("k", pc.add(pc.field("k"), pc.field("k")))
+    assert {row.id for row in doubled.select("id").filter(doubled.k == 4).collect()} == {2, 5, 8}
+
+
+def test_hidden_columns_do_not_pass_what_only_python_selects(job: SparkSession) -> None:
+    frame = numbers(job, 9)
+    with pytest.raises(AnalysisException, match="MISSING_ATTRIBUTES"):
+        frame.select("id").filter(pc.field("id") > 1).filter(frame.k == 1)
+
+
+def test_hidden_columns_are_those_of_the_sample(job: SparkSession) -> None:
+    frame = numbers(job, 1000)
+    sample = frame.sample(0.5, 7)
+    wanted = [row.id for row in sample.collect() if row.k == 1]
+    assert sorted(row.id for row in sample.select("id").filter(sample.k == 1).collect()) == sorted(wanted)
+
+
+COALESCED: dict[str, Call] = {
+    "alone": lambda f, _: f.coalesce(3),
+    "its column": lambda f, _: (c := f.coalesce(1)).filter(c.k + f.k > 1),
+    "its name": lambda f, _: f.coalesce(1).alias("c").filter("c.k > 1 and k + 0 > 1").select("c.v"),
+    "hidden": lambda f, _: f.coalesce(2).select("id").filter(f.k == 1),
+}
+"""Frames that begin with Spark's plan of another frame."""
+
+
+@pytest.mark.parametrize("call", COALESCED.values(), ids=COALESCED.keys())
+def test_coalesced_frames_keep_their_rows(job: SparkSession, spark: SparkSession, call: Call) -> None:
+    ours, plain = (call(numbers(session, 7), numbers(session, 4)) for session in (job, spark))
+    assert sorted(ours.collect()) == sorted(plain.collect())
+
+
+def test_a_column_that_was_never_there_is_pysparks_error(job: SparkSession, spark: SparkSession) -> None:
+    def wrong(frame: DataFrame) -> None:
+        frame.select("id").filter(numbers(frame.sparkSession, 4).k == 1)
+
+    ours = numbers(job, 4)
+    assert isinstance(ours, ShuffleFrame)
+    assert_same_error(wrong, ours, numbers(spark, 4))
+
+
+def test_rows_stay_in_python_without_hidden_columns(job: SparkSession) -> None:
+    frame = numbers(job, 4)
+    computed = frame.select("id", "k").withColumn("u", sf.upper(sf.lit("a")) + frame.k)
+    assert isinstance(computed, ShuffleFrame)
+    assert "MapInArrow sortshuffle stage" in computed._jdf.queryExecution().analyzed().toString()
+
+
+def renamed(frame: DataFrame, last: str) -> Iterator[DataFrame]:
+    """Yield frames, each of which has one more name for the column that ``frame`` calls ``last``."""
+    for number in range(DEEP):
+        frame = frame.withColumnRenamed(last, f"n{number}")
+        last = f"n{number}"
+        yield frame
+
+
+def test_long_chains_on_pythons_side(job: SparkSession) -> None:
+    *_, frame = renamed(numbers(job, 6), "v")
+    column = frame[frame.columns[-1]]
+    assert frame.filter(column > 4).filter(f"{frame.columns[-1]} % 4 = 0").count() == 1
+
+
+def test_long_chains_that_are_remembered(job: SparkSession) -> None:
+    source = job.range(6).repartition(2, "id")
+    (frame,) = islice(renamed(source, "id"), DEEP - 1, None)
+    made = frame.mapInArrow(same, frame.schema)
+    assert sorted(row[0] for row in made.collect()) == list(range(6))
