@@ -1,8 +1,8 @@
 """`default_partitions`: the number of partitions of an exchange for which the user gives none.
 
-It is ``spark.sql.shuffle.partitions``. In a session of `sortshuffle.session` it may be fewer, as in PySpark,
-where adaptive execution joins small partitions after it has seen their sizes. Here the number is fixed when
-the exchange is made, by the estimated size of its rows. A Python task costs some 5 ms whatever it reads: a
+It is ``spark.sql.shuffle.partitions``, or fewer for few bytes, as in PySpark, where adaptive execution joins
+small partitions after it has seen their sizes. Here the number is fixed when the exchange is made, by the
+estimated size of its rows. A Python task costs some 5 ms whatever it reads: a
 job of 1000 rows took 3 s with 200 partitions, and 0.5 s in PySpark.
 """
 

@@ -69,9 +69,8 @@ class FrameContext:
     )
 
     @staticmethod
-    def of(spark: Any, *, adaptive: bool = False) -> FrameContext:
-        """Take the session's current settings. ``adaptive``: as far as they allow it. Raises `OptionError`,
-        `UnsupportedError`."""
+    def of(spark: Any) -> FrameContext:
+        """Take the session's current settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
         settings = SessionSettings.of(session)
         return FrameContext(
@@ -82,7 +81,7 @@ class FrameContext:
             SourceReports.of(session),
             planner_of(session),
             settings.services,
-            adaptive and settings.coalesces,
+            settings.coalesces,
         )
 
     def shuffle_partitions(self) -> int:
