@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
+from spark.oracle import confs
 
 import sortshuffle
-from spark.oracle import confs
 
 
 # for each module, because `RDD.toDF` uses the session that was made last
