@@ -211,6 +211,10 @@ class Origin(ABC):
     def lines(self) -> list[str]:
         """Return the origin's lines in `explain()`."""
 
+    def inputs_of_rows(self) -> tuple[Chain, ...]:
+        """Return the chains whose rows the origin reads, exchanged or not; none if it is a source."""
+        return ()
+
     def sliceable(self) -> list[ShuffleDependency]:
         """Return the exchanges whose subpartitions may be divided among several tasks, as far as the origin
         is concerned (`spark.plan.skew`)."""
@@ -245,6 +249,9 @@ class WrappedOrigin(Origin):
 
     def lines(self) -> list[str]:
         return self.origin.lines()
+
+    def inputs_of_rows(self) -> tuple[Chain, ...]:
+        return self.origin.inputs_of_rows()
 
 
 @dataclass(frozen=True)
