@@ -1,8 +1,8 @@
 """`default_partitions`: the number of partitions of an exchange for which the user gives none.
 
-It is ``spark.sql.shuffle.partitions``, or fewer for fewer bytes, as in PySpark, where adaptive execution joins
-small partitions after it has seen their sizes. Here the number is fixed when the exchange is made, by the
-estimated size of its rows. A Python task costs 10 to 30 ms of CPU time whatever it reads.
+It is ``spark.sql.shuffle.partitions``, or fewer for fewer bytes, as in PySpark, where adaptive execution
+joins small partitions after it has seen their sizes. Here the number is fixed when the exchange is made, by
+the estimated size of its rows. A Python task costs 10 to 30 ms of CPU time whatever it reads.
 
 The estimate is Spark's, but at most the size of all sources: Spark takes a join to have the product of the
 sizes of its sides.

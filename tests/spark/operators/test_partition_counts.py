@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
+from spark.oracle import confs
 
 import sortshuffle
 from sortshuffle.spark.operators import partition_counts
 from sortshuffle.spark.operators.partition_counts import BYTES, BYTES_OF_FILES, TASKS_PER_CORE
-from spark.oracle import confs
 
 MIB = 1 << 20
 LEAST = TASKS_PER_CORE * 2  # there are two cores
