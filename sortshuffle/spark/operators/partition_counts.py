@@ -2,15 +2,16 @@
 
 It is ``spark.sql.shuffle.partitions``, or fewer for fewer bytes, as in PySpark, where adaptive execution
 joins small partitions after it has seen their sizes. Here the number is fixed when the exchange is made, by
-the estimated size of its rows. A Python task costs 10 to 30 ms of CPU time whatever it reads.
+an estimate of what its rows are made of. A Python task costs 10 to 30 ms of CPU time whatever it reads.
 
-The estimate is Spark's, but at most the size of all sources: Spark takes a join to have the product of the
+The size is that of all sources together, as Spark estimates it: Spark takes a join to have the product of the
 sizes of its sides.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from sortshuffle.spark.functions.maps import MapFunction
 from sortshuffle.spark.plan.chain import Chain, Rows
@@ -46,29 +47,33 @@ def default_partitions(*inputs: Rows) -> int:
     if not context.adaptive or not is_classic(context.spark):
         return most  # over Spark Connect sizes are not known
     chains = [rows.chain for rows in inputs]
-    sizes = [_size(chain) for chain in chains]
+    known: dict[int, int | None] = {}
+    sizes = [_size(chain, known) for chain in chains]
     if any(size is None for size in sizes):
         return most
     size = sum(size for size in sizes if size is not None)
     if size <= FEW_BYTES and all(map(_come_from_a_source, chains)):
         return 1
-    wanted = math.ceil(size / (BYTES_OF_FILES if all(map(_come_from_files, chains)) else BYTES))
+    wanted = math.ceil(size / (BYTES_OF_FILES if _come_from_files(chains) else BYTES))
     return min(most, max(wanted, TASKS_PER_CORE * context.planner.parallelism()))
 
 
-def _size(chain: Chain) -> int | None:
-    """Estimate the bytes of a chain's rows; None if nothing is known."""
-    estimate, sources = estimated_size(chain), _size_of_sources(chain)
-    return estimate if estimate is None or sources is None else min(estimate, sources)
+def _size(chain: Chain, known: dict[int, int | None]) -> int | None:
+    """Return the estimated bytes of all sources of a chain together, behind the operators that follow them
+    directly; None if one is unknown. ``known``: the results by the id of a chain, because each may be reached
+    on many ways."""
+    if id(chain) not in known:
+        inputs = chain.origin.inputs_of_rows()
+        sizes = [_size(each, known) for each in inputs] or _sizes_of_source(chain)
+        known[id(chain)] = None if None in sizes else sum(size for size in sizes if size is not None)
+    return known[id(chain)]
 
 
-def _size_of_sources(chain: Chain) -> int | None:
-    """Return the estimated bytes of all sources of a chain together; None if one is unknown."""
-    inputs = chain.origin.inputs_of_rows()
-    if not inputs:
-        return chain.origin.size_and_schema()[0]
-    sizes = [_size_of_sources(each) for each in inputs]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+def _sizes_of_source(chain: Chain) -> list[int | None]:
+    """Return the estimated bytes of a source, or of its rows behind operators if those are fewer: columns
+    that operators add, such as those of aggregates, are not counted."""
+    estimates = chain.origin.size_and_schema()[0], estimated_size(chain)
+    return [min((size for size in estimates if size is not None), default=None)]
 
 
 def _come_from_a_source(chain: Chain) -> bool:
@@ -77,13 +82,23 @@ def _come_from_a_source(chain: Chain) -> bool:
     return is_source and all(isinstance(step, PerBatchStep) for step in chain.steps)
 
 
-def _come_from_files(chain: Chain) -> bool:
+def _come_from_files(chains: Sequence[Chain]) -> bool:
     """Return whether rows come from Parquet files that Python reads, and no function of the user's is on the
     way."""
-    if any(isinstance(step, MapFunction | GroupApply) for step in chain.steps):
-        return False
+    left, seen = list(chains), set(map(id, chains))
+    while left:
+        chain = left.pop()
+        inputs = chain.origin.inputs_of_rows()
+        if _has_function(chain) or not (inputs or isinstance(chain.origin, ParquetOrigin)):
+            return False
+        left += [each for each in inputs if id(each) not in seen]
+        seen.update(map(id, inputs))
+    return True
+
+
+def _has_function(chain: Chain) -> bool:
+    """Return whether a function of the user's makes rows of this chain from those of its inputs."""
     origin = chain.origin
     if isinstance(origin, TogetherOrigin) and isinstance(origin.combine, CoGroupApply):
-        return False
-    inputs = origin.inputs_of_rows()
-    return all(map(_come_from_files, inputs)) if inputs else isinstance(origin, ParquetOrigin)
+        return True
+    return any(isinstance(step, MapFunction | GroupApply) for step in chain.steps)
