@@ -29,6 +29,7 @@ from systems.work import Work
 CORES = 2
 FILES_INTERVAL = 0.25  # seconds between counts of files
 ANSWER_SECONDS = 1800.0  # until a system that does not answer is ended
+READ_BYTES = 16 << 20  # at a time, of an input file
 LOG_LINES = 15  # of a system that has failed
 
 
@@ -60,6 +61,8 @@ def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
     with tempfile.TemporaryDirectory(prefix="turn-", dir=DATA) as name:
         directory = Path(name)
         arguments = work.arguments(fewer, directory)
+        for path in (*arguments["files"], *arguments.get("others", ())):
+            _read(path)
         with control_group(work.memory) as group:
             program = _Program(system, work, arguments, directory, warm_ups, group)
             try:
@@ -166,6 +169,14 @@ class _Program:
     def _last_words(self, what: str) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return f"{self._system} {what}, at {self._work.name}:\n" + "\n".join(f"    {line}" for line in lines)
+
+
+def _read(path: str) -> None:
+    """Read a file, so that its pages are in the page cache and this program's group is charged for them. A
+    control group pays for the pages that it is the first to read: otherwise the first system would."""
+    with open(path, "rb", buffering=0) as file:
+        while file.read(READ_BYTES):
+            pass
 
 
 @contextmanager
