@@ -69,8 +69,9 @@ class FrameContext:
     )
 
     @staticmethod
-    def of(spark: Any) -> FrameContext:
-        """Take the session's current settings. Raises `OptionError`, `UnsupportedError`."""
+    def of(spark: Any, *, adaptive: bool = False) -> FrameContext:
+        """Take the session's current settings. ``adaptive``: as far as they allow it. Raises `OptionError`,
+        `UnsupportedError`."""
         session = require_session(spark)
         settings = SessionSettings.of(session)
         return FrameContext(
@@ -81,7 +82,7 @@ class FrameContext:
             SourceReports.of(session),
             planner_of(session),
             settings.services,
-            settings.coalesces,
+            adaptive and settings.coalesces,
         )
 
     def shuffle_partitions(self) -> int:
@@ -211,10 +212,6 @@ class Origin(ABC):
     def lines(self) -> list[str]:
         """Return the origin's lines in `explain()`."""
 
-    def inputs_of_rows(self) -> tuple[Chain, ...]:
-        """Return the chains whose rows the origin reads, exchanged or not; none if it is a source."""
-        return ()
-
     def sliceable(self) -> list[ShuffleDependency]:
         """Return the exchanges whose subpartitions may be divided among several tasks, as far as the origin
         is concerned (`spark.plan.skew`)."""
@@ -249,9 +246,6 @@ class WrappedOrigin(Origin):
 
     def lines(self) -> list[str]:
         return self.origin.lines()
-
-    def inputs_of_rows(self) -> tuple[Chain, ...]:
-        return self.origin.inputs_of_rows()
 
 
 @dataclass(frozen=True)

@@ -205,9 +205,6 @@ class ExchangeOrigin(Origin):
         ordered = "" if self.order is None else ", in key order"
         return [f"exchange {self.exchange.number}{ordered}"]
 
-    def inputs_of_rows(self) -> tuple[Chain, ...]:
-        return (self.exchange.upstream,)
-
     def sliceable(self) -> list[ShuffleDependency]:
         return [self.exchange] if self.order is None and self.exchange.subpartitions > 1 else []
 
@@ -226,9 +223,6 @@ class _OriginOfChains(Origin):
 
     def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return exchanges_of(self.inputs)
-
-    def inputs_of_rows(self) -> tuple[Chain, ...]:
-        return self.inputs
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return united_size(self.inputs)
@@ -368,9 +362,6 @@ class CoalescedOrigin(Origin):
 
     def lines(self) -> list[str]:
         return [f"coalesced into {self.count} partitions", *lines_of([self.chain])]
-
-    def inputs_of_rows(self) -> tuple[Chain, ...]:
-        return (self.chain,)
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return estimated_size(self.chain), self.chain.schema
