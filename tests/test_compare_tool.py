@@ -60,6 +60,38 @@ def test_a_control_group_counts_and_limits_what_is_in_it(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("groups")
+def test_a_control_group_does_not_pay_for_files_that_were_read_outside(tmp_path: Path) -> None:
+    program = """
+        import os, subprocess, sys
+        from control_group import control_group
+        from systems.turn import read_outside
+
+        path = sys.argv[1]
+        with open(path, "wb") as file:
+            file.write(os.urandom(64 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        read_outside(path)
+
+        work = "import sys; input(); open(sys.argv[1], 'rb', buffering=0).read(); print(flush=True); input()"
+        with control_group(256 << 20) as group:
+            command = [sys.executable, "-c", work, path]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            group.add(process.pid)
+            process.stdin.write("\\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            lines = (group._memory / "memory.stat").read_text().splitlines()
+            found = dict(line.split() for line in lines)
+            process.communicate("\\n")
+            group.wait_until_empty()
+        print(found["file" if "file" in found else "total_cache"])
+    """
+    assert int(told(program, str(tmp_path / "file"))) < 8 * MIB  # of 64
+
+
+@pytest.mark.usefixtures("groups")
 def test_a_control_group_ends_what_does_not_end_itself() -> None:
     program = """
         import json, subprocess, sys

@@ -24,7 +24,7 @@ from harness import DATA
 from watching import watching
 
 from systems.environments import CONTESTANTS, python_of
-from systems.work import Work
+from systems.work import Work, input_files
 
 CORES = 2
 FILES_INTERVAL = 0.25  # seconds between counts of files
@@ -61,8 +61,8 @@ def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
     with tempfile.TemporaryDirectory(prefix="turn-", dir=DATA) as name:
         directory = Path(name)
         arguments = work.arguments(fewer, directory)
-        for path in (*arguments["files"], *arguments.get("others", ())):
-            _read(path)
+        for path in input_files(arguments):
+            read_outside(path)
         with control_group(work.memory) as group:
             program = _Program(system, work, arguments, directory, warm_ups, group)
             try:
@@ -171,7 +171,7 @@ class _Program:
         return f"{self._system} {what}, at {self._work.name}:\n" + "\n".join(f"    {line}" for line in lines)
 
 
-def _read(path: str) -> None:
+def read_outside(path: str) -> None:
     """Read a file, so that its pages are in the page cache and this program's group is charged for them. A
     control group pays for the pages that it is the first to read: otherwise the first system would."""
     with open(path, "rb", buffering=0) as file:

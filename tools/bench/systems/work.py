@@ -52,6 +52,11 @@ class Work:
         return _sorted(answer) if self.case == "sort" else answer
 
 
+def input_files(arguments: dict[str, Any]) -> list[str]:
+    """Return the input files among the arguments of a case's function."""
+    return [*arguments["files"], *arguments.get("others", ())]
+
+
 def _sorted(files: list[str]) -> Any:
     """Read the files of a sort, which are told in their order."""
     found = sort_records.summary_of(list(map(Path, files)), in_order=True)
