@@ -90,9 +90,9 @@ def ours(
 
 
 def scanned(files: ParquetFiles, wire: pa.Schema, filter_by: Any = None, prune_by: Any = None) -> list[str]:
-    plan = files.plan(prune_by, ONE_SPLIT, wire)
-    scan = files.scan(plan.splits, tuple(wire.names), wire, filter_by)
-    batches = [batch for split in range(len(plan.splits)) for batch in scan.read(split)]
+    splits = files.plan(prune_by, ONE_SPLIT, wire)
+    scan = files.scan(splits, tuple(wire.names), wire, filter_by)
+    batches = [batch for split in range(len(splits)) for batch in scan.read(split)]
     assert all(batch.schema.equals(wire, check_metadata=True) for batch in batches)
     return _printed(pa.Table.from_batches(batches, wire))
 

@@ -323,7 +323,7 @@ class ShuffleFrame(TwoSidedFrame):
         ``repartition(n)``.
         """
         count, columns = self._count_and_columns("repartition", numPartitions, cols)
-        if not columns:
+        if count is not None and not columns:
             return self._apply(exchange_rows, RoundRobin(), count)
         return self._apply(hash_exchanged, tuple(self._position(column) for column in columns), count)
 
@@ -344,6 +344,8 @@ class ShuffleFrame(TwoSidedFrame):
             key = self._position(plain)
             check_range_key(self.schema.fields[key], self._chain.wire.field(key).type)
             keys.setdefault(key, SortKey(key, descending, nulls_last))  # a repeated column decides nothing
+        if count is None:
+            count = default_partitions(self._rows)
         return self._apply(exchange_rows, Range(tuple(keys.values()), count, next_number()), count)
 
     @python_exchange
@@ -605,11 +607,12 @@ class ShuffleFrame(TwoSidedFrame):
 
     def _count_and_columns(
         self, method: str, numPartitions: int | ColumnLike, cols: tuple[Any, ...]
-    ) -> tuple[int, list[ColumnLike]]:
-        """Return the number of partitions and the columns, if any, from the arguments of ``method``."""
+    ) -> tuple[int | None, list[ColumnLike]]:
+        """Return the number of partitions and the columns, either of them if there, from the arguments of
+        ``method``."""
         columns = _as_list(cols)
         if isinstance(numPartitions, str | Column):
-            return default_partitions(self._rows), [numPartitions, *columns]
+            return None, [numPartitions, *columns]
         if isinstance(numPartitions, bool) or not isinstance(numPartitions, int):
             raise UsageError(
                 f"{method}() takes a number of partitions or columns, not {type(numPartitions).__name__}"

@@ -7,7 +7,7 @@ side that is already placed by all or some of its keys does not move, and the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,9 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.cogrouped import CoGroupFunction
 from sortshuffle.spark.operators.layouts import (
     common_context,
-    hash_exchanged,
+    common_placement,
     order_rows,
-    placed_exactly,
-    placement_of,
 )
-from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.origins import TogetherOrigin
 from sortshuffle.spark.steps.group_steps import CoGroupApply
@@ -54,7 +51,8 @@ def cogroup(
     context = left.rows.context
     function = adaptor.of(func, schema, context.conf, *keys)
     orders = [RowOrder(own) for own in keys]
-    alike = _placed_alike(sides, keys)
+    placement = common_placement(sides, keys)
+    alike = [placement.place(each, own) for each, own in zip(sides, keys, strict=True)]
     chains = [order_rows(each, order).chain for each, order in zip(alike, orders, strict=True)]
     named = (", ".join(side.columns[key] for key in own) for side, own in zip(sides, keys, strict=True))
     label = function.declared.place.replace("cogroup()", "cogroup({} with {})".format(*named))
@@ -80,17 +78,3 @@ def _check_sides(left: GroupedRows, right: GroupedRows) -> None:
                 f" {ours.dataType.simpleString()} and {theirs.name} {theirs.dataType.simpleString()}, whose"
                 " equal values are placed apart. Cast one of them first"
             )
-
-
-def _placed_alike(sides: Sequence[Rows], keys: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Rows]:
-    """Place rows of equal keys in partitions of the same number, on both sides directly after an exchange."""
-    placements = (placement_of(side, own) for side, own in zip(sides, keys, strict=True))
-    existing = next((placement for placement in placements if placement is not None), None)
-    if existing is None:
-        count = default_partitions(*sides) if keys[0] else 1
-        return [hash_exchanged(each, its, count) for each, its in zip(sides, keys, strict=True)]
-    by, count = existing
-    return [
-        placed_exactly(each, tuple(its[key] for key in by), count)
-        for each, its in zip(sides, keys, strict=True)
-    ]

@@ -30,8 +30,7 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.operators.broadcast import broadcast_join
 from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, quote, resolve
 from sortshuffle.spark.operators.key_checks import check_placement_key
-from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
-from sortshuffle.spark.operators.partition_counts import default_partitions
+from sortshuffle.spark.operators.layouts import KeyPlacement, common_context, common_placement
 from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout, Rows
@@ -283,34 +282,22 @@ def _with_cast(rows: Rows, key: int, like: StructField) -> Rows:
 
 
 def _shuffled_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, label: str) -> Rows:
-    by, count = _placement(left, right, spec.keys)
-    sides = [
-        placed_exactly(rows, tuple(keys[at] for at in by), count).chain
-        for rows, keys in ((left, spec.keys.left), (right, spec.keys.right))
-    ]
+    both, keys = (left, right), (spec.keys.left, spec.keys.right)
+    placement = common_placement(both, keys)
+    sides = [placement.place(rows, own).chain for rows, own in zip(both, keys, strict=True)]
     combine = ShuffledJoin(spec, sides[0].wire, sides[1].wire, label)
     context = left.context
     origin = TogetherOrigin((sides[0], sides[1]), combine)
-    return Rows(Chain(context, origin, schema, spec.schema), joined_layout(spec, by, count))
+    return Rows(Chain(context, origin, schema, spec.schema), joined_layout(spec, placement))
 
 
-def _placement(left: Rows, right: Rows, keys: JoinKeyColumns) -> tuple[tuple[int, ...], int]:
-    """Return the pairs of keys by which both sides are placed, and the number of partitions. If a side is
-    already placed, the other follows it; if both are, the one with fewer partitions follows."""
-    sides = (placement_of(left, keys.left), placement_of(right, keys.right))
-    existing = [placement for placement in sides if placement is not None]
-    if existing:
-        return max(existing, key=lambda placement: placement[1])
-    return tuple(range(len(keys.left))), default_partitions(left, right)
-
-
-def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:
-    """Return the layout of a shuffled join whose sides are placed by the pairs of keys in ``by``.
+def joined_layout(spec: JoinSpec, placement: KeyPlacement) -> Layout:
+    """Return the layout of a shuffled join whose sides are placed by their keys.
 
     A row of the result is in the partition of its left and of its right row. So the key columns of a side
     place it, unless the kind of join emits rows without a match on that side.
     """
-    kind, keys = spec.kind, spec.keys
+    kind, keys, by = spec.kind, spec.keys, placement.by
     candidates: list[list[int | None]] = []
     if kind is JoinKind.FULL:
         candidates = [[_index(spec, OutputColumn(keys.left[at], keys.right[at])) for at in by]]
@@ -321,7 +308,7 @@ def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:
     for positions in candidates:
         known = tuple(position for position in positions if position is not None)
         if len(known) == len(by):
-            return Layout(known, partitions)
+            return Layout(known, placement.partitions, is_default=placement.is_default)
     return UNKNOWN_LAYOUT
 
 

@@ -7,7 +7,8 @@ written and merged when they are read. After steps that make other rows, it adds
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from sortshuffle.errors import UsageError
@@ -37,46 +38,82 @@ def exchange_rows(rows: Rows, scheme: Scheme, count: int, layout: Layout = UNKNO
     return Rows(Chain(chain.context, origin, chain.schema, chain.wire), layout)
 
 
-def hash_exchanged(rows: Rows, keys: tuple[int, ...], count: int) -> Rows:
-    """Place the rows by Spark's hash of these columns. Raises `ColumnError` if a type is not hashed here."""
+def hash_exchanged(rows: Rows, keys: tuple[int, ...], count: int | None = None) -> Rows:
+    """Place the rows by Spark's hash of these columns. ``count``: the number of partitions, if the user asks
+    for one. Raises `ColumnError` if a type is not hashed here."""
+    if count is None:
+        return _hash_exchanged(rows, keys, default_partitions(rows) if keys else 1, is_default=True)
+    return _hash_exchanged(rows, keys, count, is_default=False)
+
+
+def _hash_exchanged(rows: Rows, keys: tuple[int, ...], count: int, *, is_default: bool) -> Rows:
     for key in keys:
         check_placement_key(rows.schema.fields[key], rows.chain.wire.field(key).type)
-    return exchange_rows(rows, Hash(keys), count, Layout(keys, count))
+    return exchange_rows(rows, Hash(keys), count, Layout(keys, count, is_default=is_default))
 
 
-def place_rows(rows: Rows, keys: tuple[int, ...], count: int | None = None) -> Rows:
+def place_rows(rows: Rows, keys: tuple[int, ...]) -> Rows:
     """Return the rows with those of equal keys in one partition, by Spark's hash of all or some of the keys.
 
-    ``count``: the number of partitions. None accepts any existing placement; a new exchange then has
-    `default_partitions`. Without keys all rows are in one partition. Raises `ColumnError` for
-    keys by which rows cannot be placed.
+    Any existing placement serves. Without keys all rows are in one partition. Raises `ColumnError` for keys
+    by which rows cannot be placed.
     """
     layout = rows.layout
-    if layout.placed_by and set(layout.placed_by) <= set(keys) and count in (None, layout.partitions):
+    if layout.placed_by and set(layout.placed_by) <= set(keys):
         return rows
-    if count is None:
-        count = default_partitions(rows) if keys else 1
-    return hash_exchanged(rows, keys, count)
+    return hash_exchanged(rows, keys)
 
 
-def placement_of(rows: Rows, keys: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-    """Return by which keys (positions in ``keys``) rows are placed, and the number of partitions. None if
-    they are not placed so, or do not begin with an exchange, as rows read together with others must."""
+# ---- several rows, placed alike ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlacement:
+    """How the rows of several sides are placed: by their keys at the positions ``by``, into this number of
+    partitions. ``is_default``: whether the user did not ask for the number."""
+
+    by: tuple[int, ...]
+    partitions: int
+    is_default: bool
+
+    def place(self, rows: Rows, keys: tuple[int, ...]) -> Rows:
+        """Place a side's rows. ``keys``: positions of its keys. The result begins with an exchange."""
+        layout, columns = rows.layout, tuple(keys[at] for at in self.by)
+        is_placed = (layout.placed_by, layout.partitions) == (columns, self.partitions)
+        if is_placed and isinstance(rows.chain.origin, ExchangeOrigin):
+            return rows
+        return _hash_exchanged(rows, columns, self.partitions, is_default=self.is_default)
+
+
+def common_placement(sides: Sequence[Rows], keys: Sequence[tuple[int, ...]]) -> KeyPlacement:
+    """Return how to place the rows of all sides. ``keys``: positions of the keys of each side.
+
+    A placement that one side has already is followed by the others; of several, the one with the most
+    partitions. If the user did not ask for its number, it must be enough for all sides: a small side that
+    was placed in one partition must not draw a large one there.
+    """
+    existing = [found for each, own in zip(sides, keys, strict=True) if (found := _placement_of(each, own))]
+    if not existing or any(each.is_default for each in existing):
+        count = default_partitions(*sides) if keys[0] else 1
+        existing = [each for each in existing if not each.is_default or each.partitions >= count]
+    if existing:
+        return max(existing, key=lambda each: each.partitions)
+    return KeyPlacement(tuple(range(len(keys[0]))), count, is_default=True)
+
+
+def _placement_of(rows: Rows, keys: tuple[int, ...]) -> KeyPlacement | None:
+    """Return how rows are placed by their ``keys``. None if they are not placed so, or do not begin with an
+    exchange, as rows read together with others must."""
     layout = rows.layout
     if not layout.placed_by or layout.partitions is None or not set(layout.placed_by) <= set(keys):
         return None
     if not isinstance(rows.chain.origin, ExchangeOrigin):
         return None
-    return tuple(keys.index(column) for column in layout.placed_by), layout.partitions
+    by = tuple(keys.index(column) for column in layout.placed_by)
+    return KeyPlacement(by, layout.partitions, layout.is_default)
 
 
-def placed_exactly(rows: Rows, keys: tuple[int, ...], count: int) -> Rows:
-    """Place rows by exactly these columns into ``count`` partitions. The chain begins with an exchange."""
-    layout = rows.layout
-    is_placed = (layout.placed_by, layout.partitions) == (keys, count)
-    if is_placed and isinstance(rows.chain.origin, ExchangeOrigin):
-        return rows
-    return hash_exchanged(rows, keys, count)
+# ---- order ------------------------------------------------------------------------------------------------
 
 
 def order_rows(rows: Rows, order: RowOrder) -> Rows:

@@ -12,8 +12,9 @@ import math
 
 from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.estimated_sizes import estimated_size
-from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
+from sortshuffle.spark.plan.origins import DataFrameOrigin, ExchangeOrigin, ParquetOrigin
 from sortshuffle.spark.session.requirements import is_classic
+from sortshuffle.spark.session.session_settings import SessionSettings
 from sortshuffle.spark.worker.stages import PerBatchStep
 
 BYTES = 256 << 10
@@ -23,7 +24,8 @@ one is 100 times too small, partitions are of 25 MiB, which is still little for 
 FEW_BYTES = 64 << 10
 """Up to so many estimated bytes of a source there is one partition, as in PySpark, whose groups then come in
 the order of their keys. Much code that is used to small data expects that, PySpark's own tests among it. Rows
-that a function has returned are not counted as few: it may have made gigabytes of a range of numbers."""
+that a function, a join or ``explode`` has made are not counted as few: they may be gigabytes of a range of
+numbers."""
 
 TASKS_PER_CORE = 3
 """The least number of partitions for each core, so that one slow group does not leave the others idle."""
@@ -35,6 +37,8 @@ def default_partitions(*inputs: Rows) -> int:
     most = context.shuffle_partitions()
     if not context.adaptive or not is_classic(context.spark):
         return most  # over Spark Connect sizes are not known
+    if not SessionSettings.of(context.spark).coalesces:
+        return most
     sizes = [estimated_size(rows.chain) for rows in inputs]
     if any(size is None for size in sizes):
         return most
@@ -46,6 +50,15 @@ def default_partitions(*inputs: Rows) -> int:
 
 
 def _come_from_a_source(chain: Chain) -> bool:
-    """Return whether rows come from a source, by selections and filters alone."""
-    is_source = isinstance(chain.origin, DataFrameOrigin | ParquetOrigin)
-    return is_source and all(isinstance(step, PerBatchStep) for step in chain.steps)
+    """Return whether there are no more rows than a source has."""
+    while isinstance(chain.origin, ExchangeOrigin) and _adds_no_rows(chain):
+        chain = chain.origin.exchange.upstream
+    origin = chain.origin
+    is_source = isinstance(origin, ParquetOrigin) or (
+        isinstance(origin, DataFrameOrigin) and not origin.may_add_rows
+    )
+    return is_source and _adds_no_rows(chain)
+
+
+def _adds_no_rows(chain: Chain) -> bool:
+    return all(isinstance(step, PerBatchStep) for step in chain.steps)

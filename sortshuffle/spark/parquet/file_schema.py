@@ -100,21 +100,6 @@ def file_fields(parquet: Any) -> tuple[FileField, ...]:
     return tuple(_file_field(field.name, field.type, leaves) for field in parquet.to_arrow_schema())
 
 
-def leaf_owners(parquet: Any) -> list[str]:
-    """Return the name of each leaf's column, in the order of the file."""
-    return [field.name for field in parquet.to_arrow_schema() for _ in range(_leaf_count(field.type))]
-
-
-def _leaf_count(arrow: pa.DataType) -> int:
-    if not at.is_nested(arrow):
-        return 1
-    if is_list(arrow):
-        return _leaf_count(arrow.value_type)
-    if at.is_map(arrow):
-        return _leaf_count(arrow.key_type) + _leaf_count(arrow.item_type)
-    return sum(_leaf_count(field.type) for field in arrow)
-
-
 def _leaf(column: Any) -> Leaf:
     details = json.loads(column.logical_type.to_json())
     kind = details.pop("Type")

@@ -7,7 +7,6 @@ columns leave (1,000 local files of 20 columns take 0.6 s). No footer is kept.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from sortshuffle.spark.parquet.finding import (
 )
 from sortshuffle.spark.parquet.footers import Pruning
 from sortshuffle.spark.parquet.merging import check_names, merge_schemas, with_partitions, without_columns
-from sortshuffle.spark.parquet.packing import Packing, Piece, pack
+from sortshuffle.spark.parquet.packing import FileState, Packing, Piece, pack
 from sortshuffle.spark.parquet.partitions import Partitioning, find_partitioning
 from sortshuffle.spark.parquet.scanning import ParquetScan, ScanSource, open_parquet
 from sortshuffle.spark.parquet.settings import ReadSettings
@@ -36,15 +35,6 @@ from sortshuffle.spark.parquet.settings import ReadSettings
 FOOTER_THREADS = 8
 """Footers read at a time. Local ones are bound by Python; one in an object store takes 20 to 100 ms of
 waiting, so 1,000 take some seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScanPlan:
-    """The pieces that each task scans. ``column_bytes``: the compressed size of every column of the files, in
-    the row groups that are scanned, by column name as `merging.fold_case` returns it."""
-
-    splits: list[tuple[Piece, ...]]
-    column_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +86,25 @@ class ParquetFiles:
         """The columns, in Spark's types."""
         return self.source.columns
 
-    def plan(self, prune_by: Any, packing: Packing, wire: pa.Schema | None = None) -> ScanPlan:
-        """Divide among tasks the row groups that the condition ``prune_by`` does not exclude. ``wire``: the
-        schema of the condition's columns. Raises `UsageError` for a file that cannot be read."""
+    def kept_by(self, prune_by: Any, wire: pa.Schema | None) -> list[FoundParquetFile]:
+        """Return the files that the condition ``prune_by`` does not exclude by the values of partition
+        columns. ``wire``: the schema of the condition's columns."""
+        return self._kept(Pruning.of(self.source, self.constants, prune_by, wire))
+
+    def _kept(self, pruning: Pruning) -> list[FoundParquetFile]:
+        return [file for file in self.files if pruning.keeps(file.directory)]
+
+    def plan(self, prune_by: Any, packing: Packing, wire: pa.Schema | None = None) -> list[tuple[Piece, ...]]:
+        """Divide among tasks the row groups that the condition ``prune_by`` does not exclude: return the
+        pieces that each task scans. ``wire``: the schema of the condition's columns. Raises `UsageError` for
+        a file that cannot be read."""
         filesystem = self.source.filesystem.arrow()
         pruning = Pruning.of(self.source, self.constants, prune_by, wire)
-        files = [file for file in self.files if pruning.keeps(file.directory)]
-        groups: list[tuple[str, int, int]] = []
-        column_bytes: Counter[str] = Counter()
-        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-            for sizes in pool.map(lambda file: pruning.row_groups(file, filesystem), files):
-                groups += sizes.groups
-                column_bytes.update(sizes.column_bytes)
-        splits = pack(groups, packing)
-        if self.constants:
-            splits = [tuple(self._with_constants(piece) for piece in split) for split in splits]
-        return ScanPlan(splits, column_bytes)
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:  # a file that several roots have is scanned for each
+            found = list(pool.map(lambda file: pruning.row_groups(file, filesystem), self._kept(pruning)))
+        states = {file.path: file.state for file in found}
+        groups = [(file.path, number, size) for file in found for number, size in file.groups]
+        return [tuple(self._completed(piece, states) for piece in split) for split in pack(groups, packing)]
 
     def scan(
         self, splits: Sequence[tuple[Piece, ...]], columns: tuple[str, ...], wire: pa.Schema, filter_by: Any
@@ -119,8 +112,9 @@ class ParquetFiles:
         """Return the object that reads these splits in the workers."""
         return ParquetScan(self.source, tuple(splits), columns, wire, filter_by)
 
-    def _with_constants(self, piece: Piece) -> Piece:
-        return replace(piece, constants=self.constants[parent_of(piece.path)])
+    def _completed(self, piece: Piece, states: Mapping[str, FileState]) -> Piece:
+        constants = self.constants[parent_of(piece.path)] if self.constants else ()
+        return replace(piece, constants=constants, state=states[piece.path])
 
 
 # --- which files, and their schema ----------------------------------------------------------------------

@@ -7,7 +7,6 @@ conversion: otherwise they describe other values than those that the condition c
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,20 +15,21 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.parquet.file_schema import file_fields, leaf_owners
+from sortshuffle.spark.parquet.file_schema import file_fields
 from sortshuffle.spark.parquet.finding import FoundParquetFile, parent_of
 from sortshuffle.spark.parquet.fitting import Fit
-from sortshuffle.spark.parquet.merging import fold_case
+from sortshuffle.spark.parquet.packing import FileState
 from sortshuffle.spark.parquet.pruning import can_match, kept_row_groups, known_values, uses
 from sortshuffle.spark.parquet.scanning import ScanSource, readable
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """The scanned row groups of one file. ``groups``: path, number and compressed bytes of each one."""
+    """The scanned row groups of one file. ``groups``: number and compressed bytes of each one."""
 
-    groups: list[tuple[str, int, int]] = field(default_factory=list)
-    column_bytes: Counter[str] = field(default_factory=Counter)
+    path: str
+    state: FileState
+    groups: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Pruning:
         if self.condition is not None and self._statistics_apply(metadata, file.path):
             columns = [pa.field(name, value.type) for name, value in partition]
             wanted = kept_row_groups(fragment, self.condition, columns)
-        return self._sized(file.path, metadata, wanted)
+        return RowGroups(file.path, FileState.of(metadata), [(at, _size(metadata, at)) for at in wanted])
 
     def _statistics_apply(self, metadata: Any, path: str) -> bool:
         """Return whether the file stores the condition's columns by the same names and without conversion."""
@@ -104,17 +104,11 @@ class Pruning:
                 return False
         return True
 
-    def _sized(self, path: str, metadata: Any, wanted: Sequence[int]) -> RowGroups:
-        case_sensitive = self.source.rules.case_sensitive
-        owners = [fold_case(name, case_sensitive) for name in leaf_owners(metadata.schema)]
-        row_groups = RowGroups()
-        for number in wanted:
-            row_group = metadata.row_group(number)
-            sizes = [row_group.column(at).total_compressed_size for at in range(row_group.num_columns)]
-            row_groups.groups.append((path, number, sum(sizes)))
-            for owner, size in zip(owners, sizes, strict=True):
-                row_groups.column_bytes[owner] += size
-        return row_groups
+
+def _size(metadata: Any, number: int) -> int:
+    """Return the compressed bytes of a row group."""
+    group = metadata.row_group(number)
+    return sum(group.column(at).total_compressed_size for at in range(group.num_columns))
 
 
 def _is_plain(fit: Fit) -> bool:

@@ -8,12 +8,31 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class FileState:
+    """What a file's footer says of its size, by which a worker sees that the file is not the one of which the
+    driver chose row groups. ``row_groups``: rows and uncompressed bytes of each. ``footer``: bytes."""
+
+    footer: int
+    row_groups: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(metadata: Any) -> FileState:
+        """Return the state of the file with this ``pyarrow.parquet.FileMetaData``."""
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        return FileState(
+            metadata.serialized_size, tuple((group.num_rows, group.total_byte_size) for group in groups)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Row groups of one file, ascending. ``constants``: the values of the file's partition columns."""
+    """Row groups of one file, ascending. ``constants``: the values of the file's partition columns.
+    ``state``: of the file when the row groups were chosen; None if that is not checked."""
 
     path: str
     row_groups: tuple[int, ...]
     constants: tuple[Any, ...] = ()
+    state: FileState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.parquet.file_schema import file_fields
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
 from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting
-from sortshuffle.spark.parquet.packing import Piece
+from sortshuffle.spark.parquet.packing import FileState, Piece
 from sortshuffle.spark.parquet.settings import FileRules
 
 BATCH_ROWS = 65_536
@@ -61,10 +61,12 @@ class ParquetScan:
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split, in file order. Raises `SchemaMismatchError` for a file whose columns
-        cannot be read as the requested types, `UsageError` for a file that cannot be read."""
+        cannot be read as the requested types, `UsageError` for a file that has changed, or that cannot be
+        read."""
         filesystem = self.source.filesystem.arrow()
         for piece in self.splits[split]:
             with open_parquet(piece.path, filesystem) as file:
+                _check_unchanged(file, piece)
                 columns = self._columns(file, piece)
                 paths = list(dict.fromkeys(path for column in columns for path in column.paths))
                 batches = file.iter_batches(BATCH_ROWS, list(piece.row_groups), paths, use_threads=False)
@@ -96,6 +98,16 @@ class ParquetScan:
             batch = pa.RecordBatch.from_arrays(arrays, names=self.schema.names)
         for conformed in conform(batch, self.schema, f"the scan of {redact(path)}"):
             yield conformed if self.filter_by is None else conformed.filter(self.filter_by)
+
+
+def _check_unchanged(file: pq.ParquetFile, piece: Piece) -> None:
+    """Raise `UsageError` if the file was written again after its row groups were chosen: the others of the
+    new file would be missing."""
+    if piece.state is not None and FileState.of(file.metadata) != piece.state:
+        raise UsageError(
+            f"{redact(piece.path)} has changed since its row groups were chosen. Make the frame again, so"
+            " that its rows are those of the new file, and better write new data to new files"
+        )
 
 
 _EMPTY_FIT = Fit(())

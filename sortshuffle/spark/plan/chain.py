@@ -50,10 +50,10 @@ def next_number() -> int:
 @dataclass(frozen=True)
 class FrameContext:
     """What all frames derived from one source share: the session's settings at the time the source was made,
-    the reports of their tasks, and the record of exchanges that have the same rows. ``adaptive``:
-    whether small rows are exchanged into fewer partitions. ``fan_outs``: `spark.plan.fanout.FanOut`s by
-    `RowSource`, held weakly; only `fanout.fan_out_of` uses it. ``kept_rows``: what Spark's cache has; only
-    `plan.kept_rows` uses it."""
+    the reports of their tasks, and the record of exchanges that have the same rows. ``adaptive``: whether
+    small rows are exchanged into fewer partitions, as long as the session coalesces partitions. ``fan_outs``:
+    `spark.plan.fanout.FanOut`s by `RowSource`, held weakly; only `fanout.fan_out_of` uses it. ``kept_rows``:
+    what Spark's cache has; only `plan.kept_rows` uses it."""
 
     spark: SparkSession
     options: Options
@@ -70,8 +70,7 @@ class FrameContext:
 
     @staticmethod
     def of(spark: Any, *, adaptive: bool = False) -> FrameContext:
-        """Take the session's current settings. ``adaptive``: as far as they allow it. Raises `OptionError`,
-        `UnsupportedError`."""
+        """Take the session's current settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
         settings = SessionSettings.of(session)
         return FrameContext(
@@ -82,7 +81,7 @@ class FrameContext:
             SourceReports.of(session),
             planner_of(session),
             settings.services,
-            adaptive and settings.coalesces,
+            adaptive,
         )
 
     def shuffle_partitions(self) -> int:
@@ -114,11 +113,13 @@ class Layout:
 
     ``placed_by``: positions of the columns whose Spark hash places the rows, into ``partitions`` partitions;
     None if unknown. ``ordered_by``: the order of the rows within every partition; empty if unknown.
+    ``is_default``: whether the user did not ask for this number of partitions.
     """
 
     placed_by: tuple[int, ...] | None = None
     partitions: int | None = None
     ordered_by: tuple[SortKey, ...] = ()
+    is_default: bool = False
 
     def selected(self, positions: Sequence[int]) -> Layout:
         """Return what is known of the rows after a selection of the columns at these positions."""
@@ -128,7 +129,8 @@ class Layout:
         )
         if self.placed_by is None or not set(self.placed_by) <= set(positions):
             return Layout(ordered_by=ordered)
-        return Layout(tuple(positions.index(key) for key in self.placed_by), self.partitions, ordered)
+        placed_by = tuple(positions.index(key) for key in self.placed_by)
+        return replace(self, placed_by=placed_by, ordered_by=ordered)
 
 
 UNKNOWN_LAYOUT = Layout()

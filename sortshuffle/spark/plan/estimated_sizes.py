@@ -53,6 +53,14 @@ def estimated_size(chain: Chain) -> int | None:
     return math.ceil(size * _width(jvm, chain.schema) / _width(jvm, schema))
 
 
+def scanned_size(spark: Any, size: int, schema: StructType, read: StructType) -> int:
+    """Estimate the bytes of a scan. ``size``: bytes of the files. ``schema``: of the files. ``read``: of the
+    columns that are read."""
+    jvm = spark.sparkContext._jvm
+    factor = float(spark._jsparkSession.sessionState().conf().fileCompressionFactor())
+    return math.ceil(size * factor * _width(jvm, read) / _width(jvm, schema))
+
+
 def sparks_size(plan: Any) -> int:
     """Return Spark's estimate for a logical plan, which may be larger than a long."""
     return int(str(plan.stats().sizeInBytes()))  # Py4J converts integers only up to a long
@@ -81,6 +89,14 @@ def _bytes_sent(leaf: Mapping[str, int], unknown: int, users: Container[int]) ->
     """Return the bytes of a leaf whose rows the driver has sent; None for another leaf. ``unknown``: the size
     of rows of which Spark knows none. ``users``: the ids of RDDs that users have made."""
     return None if leaf["size"] < unknown or leaf.get("rdd", -1) in users else leaf.get("sent")
+
+
+def may_add_rows(plan: Any) -> bool:
+    """Return whether an optimised plan may have many rows of few: by a join, say, or by ``explode``."""
+    try:
+        return bool(jar_method("LocalRows", "mayBeMore")(plan))
+    except UnsupportedError:  # there is no jar
+        return True
 
 
 _SENT = "ParallelCollectionRDD"  # the class of an RDD of data that the driver has sent

@@ -15,7 +15,6 @@ opening that makes batches of these rows in the worker.
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import re
 from collections.abc import Sequence
@@ -31,8 +30,7 @@ from pyspark.sql.types import StructType
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import parse_size
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.parquet.files import ParquetFiles, ScanPlan
-from sortshuffle.spark.parquet.merging import fold_case
+from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.packing import Packing, Piece
 from sortshuffle.spark.parquet.pruning import may_prune
 from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
@@ -41,6 +39,8 @@ from sortshuffle.spark.plan.estimated_sizes import (
     estimated_size,
     exchanged_size,
     local_size,
+    may_add_rows,
+    scanned_size,
     sparks_size,
     united_size,
 )
@@ -113,11 +113,20 @@ class DataFrameOrigin(Origin):
 
     @functools.cached_property
     def _size(self) -> int:
-        source: Any = self.source
-        # of a copy: a plan that was once optimised does not see what is cached later
-        plan = source._jdf.alias("size").queryExecution().optimizedPlan()
-        local = local_size(source.sparkSession.sparkContext, plan) if self.measures else None
+        plan = self._optimized_plan
+        local = local_size(self.source.sparkSession.sparkContext, plan) if self.measures else None
         return sparks_size(plan) if local is None else local
+
+    @property
+    def may_add_rows(self) -> bool:
+        """Whether its plan may have many rows of a source's few. Classic sessions only."""
+        return may_add_rows(self._optimized_plan)
+
+    @functools.cached_property
+    def _optimized_plan(self) -> Any:
+        # of a copy: a plan that was once optimised does not see what is cached later
+        source: Any = self.source
+        return source._jdf.alias("size").queryExecution().optimizedPlan()
 
 
 @dataclass(frozen=True)
@@ -151,22 +160,21 @@ class ParquetOrigin(Origin):
         return [f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"]
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        """Return the bytes of the row groups and columns that the scan reads, scaled as Spark does."""
-        case_sensitive = self.files.source.rules.case_sensitive
-        names = {fold_case(name, case_sensitive) for name in self.file_columns}
-        size = sum(self.plan.column_bytes.get(name, 0) for name in names)
-        spark: Any = self.spark
-        factor = float(spark._jsparkSession.sessionState().conf().fileCompressionFactor())
-        return math.ceil(size * factor), from_arrow_schema(self.wire)
+        """Return about the bytes of the columns in the files that the scan reads. No footer is read: `plan`
+        must not be made before an action needs it, because files may change until then."""
+        size = sum(file.size for file in self.files.kept_by(self._prune_by, self.wire))
+        schema = from_arrow_schema(self.wire)
+        return scanned_size(self.spark, size, self.files.schema, schema), schema
 
     @property
     def splits(self) -> list[tuple[Piece, ...]]:
         """What each task scans. If there is nothing to scan, there is one task, without pieces."""
-        return self.plan.splits or [()]
+        return self.plan or [()]
 
     @once
-    def plan(self) -> ScanPlan:
-        """The plan of the scan. Computed once, because `rows` and `opening` must agree."""
+    def plan(self) -> list[tuple[Piece, ...]]:
+        """The pieces that each task scans. Computed once, because `rows` and `opening` must agree. If a file
+        changes later, the tasks that come to it fail (`FileState`)."""
         conf = self.spark.conf
         tasks = conf.get("spark.sql.files.minPartitionNum", None)
         packing = Packing(
@@ -174,8 +182,12 @@ class ParquetOrigin(Origin):
             open_cost=parse_size(str(conf.get("spark.sql.files.openCostInBytes"))),
             parallelism=int(tasks or planner_of(self.spark).parallelism()),
         )
-        prune_by = _all_of([each for each in self.filters if may_prune(each, self.wire)])
-        return self.files.plan(prune_by, packing, self.wire)
+        return self.files.plan(self._prune_by, packing, self.wire)
+
+    @property
+    def _prune_by(self) -> Any:
+        """The condition by which files and row groups may be left out; None if there is none."""
+        return _all_of([each for each in self.filters if may_prune(each, self.wire)])
 
 
 @dataclass(frozen=True)

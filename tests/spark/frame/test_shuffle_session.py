@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from oracle import confs
 from pyspark import cloudpickle
@@ -213,6 +215,39 @@ def test_parquet_files_are_scanned_by_the_workers(job: SparkSession, tmp_path: P
         assert sorted(row.id for row in frame.collect()) == [n for n in range(10, 100) if n % 3 < 2]
 
 
+def write_numbers(path: Path, count: int, row_group: int) -> None:
+    pq.write_table(pa.table({"k": range(count), "v": range(count)}), path, row_group_size=row_group)
+
+
+@pytest.mark.parametrize("row_group", [500, 5000])
+def test_files_that_are_written_again_are_read_whole_or_not_at_all(
+    job: SparkSession, spark: SparkSession, tmp_path: Path, row_group: int
+) -> None:
+    file, path = tmp_path / "numbers.parquet", str(tmp_path)
+    for read in (job.read, sortshuffle.read(spark)):
+        write_numbers(file, 1000, 250)
+        groups = read.parquet(path).groupBy("k").applyInArrow(lambda group: group, "k long, v long")
+        rows = read.parquet(path).mapInPandas(same, "k long, v long")
+        assert rows.count() == 1000
+        write_numbers(file, 5000, row_group)
+        assert groups.count() == 5000  # planned only now
+        with pytest.raises(UsageError, match=r"numbers\.parquet has changed since .* Make the frame again"):
+            rows.count()  # its row groups are chosen
+        assert read.parquet(path).mapInPandas(same, "k long, v long").count() == 5000
+
+
+def test_to_group_the_rows_of_files_reads_no_footer_that_is_not_needed(
+    job: SparkSession, tmp_path: Path
+) -> None:
+    for number in range(40):
+        write_numbers(tmp_path / f"{number:02}.parquet", 10, 10)
+    frame = job.read.parquet(str(tmp_path))
+    (tmp_path / "17.parquet").unlink()  # not among those of which a footer is read to see if Python can scan
+    groups = frame.groupBy("k").applyInArrow(lambda group: group, "k long, v long")
+    with pytest.raises(UsageError, match=r"17\.parquet cannot be read"):
+        groups.count()
+
+
 def test_why_spark_scans_is_said(job: SparkSession, tmp_path: Path) -> None:
     job.range(3).write.orc(str(tmp_path / "numbers"))
     frame = job.read.orc(str(tmp_path / "numbers")).mapInPandas(same, "id long")
@@ -241,8 +276,52 @@ def test_small_rows_are_exchanged_into_few_partitions(job: SparkSession, spark: 
         assert partitions_of_groups(job.range(BYTES * 1000)) == [64]
         assert partitions_of_groups(sortshuffle.frame(spark.range(1000))) == [64]
         assert partitions_of_groups(job.range(1000).repartition(50, "id")) == [50]
+        numbers = job.range(9).mapInPandas(same, "id long")  # made before the setting
         with confs(spark, {"spark.sql.adaptive.coalescePartitions.enabled": "false"}):
             assert partitions_of_groups(job.range(1000)) == [64]
+            assert partitions_of_groups(numbers) == [64]
+
+
+def test_rows_that_a_plan_may_add_are_not_few(job: SparkSession, spark: SparkSession) -> None:
+    with confs(spark, {"spark.sql.shuffle.partitions": "64"}):
+        few, default = job.range(3), TASKS_PER_CORE * 2
+        exploded = few.select(sf.explode(sf.sequence(sf.lit(1), sf.lit(10_000_000))).alias("id"))
+        assert partitions_of_groups(exploded) == [default]
+        assert partitions_of_groups(exploded.cache()) == [default]
+        exploded.unpersist()
+        made = few.groupBy("id").applyInPandas(with_size, "id long, n long").where("hash(n) > 5")
+        assert partitions_of_groups(made) == [default]
+        assert partitions_of_groups(few.join(job.range(4, 6).withColumnRenamed("id", "n"))) == [default]
+        for none_added in (
+            few.where("id > 1"),
+            few.union(few),
+            few.distinct(),
+            few.repartition(3),
+            few.sort("id"),
+        ):
+            assert partitions_of_groups(none_added)[-1] == 1
+
+
+def test_a_large_side_does_not_follow_a_small_one_into_few_partitions(
+    job: SparkSession, spark: SparkSession
+) -> None:
+    with confs(spark, {"spark.sql.shuffle.partitions": "64", "spark.sql.autoBroadcastJoinThreshold": "-1"}):
+        large = job.range(BYTES * 1000).mapInPandas(same, "id long")
+        small = job.range(9)
+        placed = small.repartition("id")._to_python("test")
+        assert [each.subpartitions for each in placed._chain.exchanges()] == [1]
+        asked = small.repartition(2, "id")._to_python("test")
+
+        def counts(frame: DataFrame) -> list[int]:
+            return sorted(each.subpartitions for each in frame._chain.exchanges())
+
+        assert counts(large.join(placed, "id")) == [1, 64, 64]
+        assert counts(placed.join(large, "id")) == [1, 64, 64]
+        assert counts(large.join(asked, "id")) == [2, 2]  # as the user said
+        assert counts(large.repartition("id").join(placed, "id")) == [1, 64, 64]
+        both = large.groupBy("id").cogroup(placed.groupBy("id")).applyInPandas(lambda a, b: a, "id long")
+        assert counts(both) == [1, 64, 64]
+        assert counts(small.repartition("id")._to_python("test").join(placed, "id")) == [1, 1]
 
 
 def test_rows_of_the_driver_are_small_although_spark_knows_no_size(
@@ -258,7 +337,7 @@ def test_rows_of_the_driver_are_small_although_spark_knows_no_size(
         assert partitions_of_groups(made.where("id > 0")) == [64]
         assert partitions_of_groups(local) == [1]
         assert partitions_of_groups(context.parallelize([(1,)]).toDF("id long")) == [1]
-        assert partitions_of_groups(local.where("id > 5").join(local, "id")) == [1]
+        assert partitions_of_groups(local.where("id > 5").union(local)) == [1]
         assert 20 < partitions_of_groups(large)[0] < 64
         assert partitions_of_groups(unknown) == [64]
         assert partitions_of_groups(local.union(unknown)) == [64]

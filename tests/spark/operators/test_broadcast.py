@@ -72,7 +72,7 @@ def test_a_side_that_must_be_exchanged_is(plain_sides: tuple[DataFrame, DataFram
         broadcast(left).join(right.select("i"), "i", "semi"),
     ):
         assert not isinstance(joined._chain.origin, BroadcastOrigin)
-        assert joined._rows.layout == Layout((0,), 5)
+        assert joined._rows.layout == Layout((0,), 5, is_default=True)
 
 
 def test_every_origin_can_stay(spark: SparkSession, tmp_path: Path) -> None:

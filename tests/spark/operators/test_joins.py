@@ -107,7 +107,7 @@ def test_conditions_of_both_kinds_of_equality(spark: SparkSession) -> None:
     on = (sf.col("c") == sf.col("A")) & sf.col("b").eqNullSafe(sf.col("`d.e`"))
     ours = sortshuffle.frame(left).join(sortshuffle.frame(right), on, "left_outer")
     assert differences_of(ours, left.join(right, on, "left_outer")) == []
-    assert ours._rows.layout == Layout((0, 1), 5)
+    assert ours._rows.layout == Layout((0, 1), 5, is_default=True)
 
 
 def test_the_narrower_of_two_numbers_is_widened(spark: SparkSession) -> None:
@@ -120,7 +120,7 @@ def test_the_narrower_of_two_numbers_is_widened(spark: SparkSession) -> None:
     frames = sortshuffle.frame(left), sortshuffle.frame(right)
     ours = frames[0].join(frames[1], ["k", "x"], "full")
     assert differences_of(ours, left.join(right, ["k", "x"], "full")) == []
-    assert ours._rows.layout == Layout((0, 1), 5)
+    assert ours._rows.layout == Layout((0, 1), 5, is_default=True)
     ours = frames[0].drop("x").join(frames[1], ["K"], "right")
     assert differences_of(ours, left.drop("x").join(right, ["K"], "right")) == []
     assert ours._rows.layout == Layout((0,), 5)

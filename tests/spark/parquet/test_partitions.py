@@ -262,11 +262,9 @@ def test_directories_that_a_filter_excludes_are_not_opened(spark: SparkSession, 
     year, city, a = pc.field("year"), pc.field("city"), pc.field("a")
 
     def directories(condition: Any) -> list[str]:
-        plan = files.plan(condition, ONE_SPLIT, wire)
+        splits = files.plan(condition, ONE_SPLIT, wire)
         return [
-            piece.path.split("year=")[1].removesuffix("/f.parquet")
-            for split in plan.splits
-            for piece in split
+            piece.path.split("year=")[1].removesuffix("/f.parquet") for split in splits for piece in split
         ]
 
     assert directories(None) == ["2023/city=Oslo", "2023/city=Rome", "2024/city=Oslo", f"2024/city={NULL}"]

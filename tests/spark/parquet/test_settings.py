@@ -104,7 +104,7 @@ def test_options_reach_the_file_system_also_after_pickling(tmp_path: Path) -> No
     write(tmp_path / "k=1" / "f.parquet", {"a": [1]})
     files = ParquetFiles.find([f"locked://{tmp_path}"], told(**{"fsspec.key": "s3cr3t"}))
     wire = to_arrow(files.schema, "UTC")
-    scan = files.scan(files.plan(None, ONE_SPLIT, wire).splits, ("a", "k"), wire, None)
+    scan = files.scan(files.plan(None, ONE_SPLIT, wire), ("a", "k"), wire, None)
     assert isinstance(files.source.filesystem.fsspec, LockedFileSystem)
     (batch,) = pickle.loads(pickle.dumps(scan)).read(0)
     assert batch.to_pylist() == [{"a": 1, "k": 1}]

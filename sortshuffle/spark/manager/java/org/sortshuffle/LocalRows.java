@@ -6,14 +6,28 @@ import java.io.IOException;
 import java.io.StringWriter;
 import org.apache.spark.rdd.ParallelCollectionRDD;
 import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
+import org.apache.spark.sql.catalyst.plans.logical.Distinct;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.GlobalLimit;
+import org.apache.spark.sql.catalyst.plans.logical.LeafNode;
+import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.RepartitionOperation;
+import org.apache.spark.sql.catalyst.plans.logical.Sort;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.catalyst.plans.logical.Window;
 import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.columnar.InMemoryRelation;
 import org.apache.spark.util.SizeEstimator;
 import scala.jdk.javaapi.CollectionConverters;
+import scala.math.BigInt;
 
 /**
- * The sizes of what a plan reads, as JSON: the driver's Python reads them in one call of Py4J
- * (sortshuffle/spark/plan/estimated_sizes.py).
+ * The sizes of what a plan reads, as JSON, and whether its rows may be more: the driver's Python reads each
+ * in one call of Py4J (sortshuffle/spark/plan/estimated_sizes.py).
  */
 public final class LocalRows {
     private static final JsonFactory JSON = new JsonFactory();
@@ -38,6 +52,27 @@ public final class LocalRows {
             json.writeEndObject();
         }
         return text.toString();
+    }
+
+    /** Whether an optimised plan may have many more rows than the sizes of its leaves tell. */
+    public static boolean mayBeMore(LogicalPlan plan) {
+        return plan.exists(node -> !(node instanceof LeafNode ? isMeasured(node) : addsNone(node)));
+    }
+
+    /** Whether the size of a leaf is not that of other rows, of which its rows were made. */
+    private static boolean isMeasured(LogicalPlan leaf) {
+        if (leaf instanceof LogicalRDD) // with a size it is a plan that was cut off, and the size is that
+                                        // plan's
+            return leaf.stats().sizeInBytes().$greater$eq(BigInt.apply(leaf.conf().defaultSizeInBytes()));
+        return !(leaf instanceof InMemoryRelation);
+    }
+
+    /** Whether a node has at most as many rows as its inputs together. */
+    private static boolean addsNone(LogicalPlan node) {
+        return node instanceof Project || node instanceof Filter || node instanceof Aggregate
+                || node instanceof Distinct || node instanceof Deduplicate || node instanceof Window
+                || node instanceof Sort || node instanceof GlobalLimit || node instanceof LocalLimit
+                || node instanceof Union || node instanceof RepartitionOperation;
     }
 
     private static void write(JsonGenerator json, LogicalPlan leaf) throws IOException {
