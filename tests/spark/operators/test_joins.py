@@ -123,7 +123,7 @@ def test_the_narrower_of_two_numbers_is_widened(spark: SparkSession) -> None:
     assert ours._rows.layout == Layout((0, 1), 5, is_default=True)
     ours = frames[0].drop("x").join(frames[1], ["K"], "right")
     assert differences_of(ours, left.drop("x").join(right, ["K"], "right")) == []
-    assert ours._rows.layout == Layout((0,), 5)
+    assert ours._rows.layout == Layout((0,), 5, is_default=True)
     assert frames[0].drop("x").join(frames[1], ["K"], "left")._rows.layout == UNKNOWN_LAYOUT
 
 
