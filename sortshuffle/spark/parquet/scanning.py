@@ -67,6 +67,8 @@ class ParquetScan:
         for piece in self.splits[split]:
             with open_parquet(piece.path, filesystem) as file:
                 _check_unchanged(file, piece)
+                if not piece.row_groups:
+                    continue
                 columns = self._columns(file, piece)
                 paths = list(dict.fromkeys(path for column in columns for path in column.paths))
                 batches = file.iter_batches(BATCH_ROWS, list(piece.row_groups), paths, use_threads=False)

@@ -236,6 +236,32 @@ def test_files_that_are_written_again_are_read_whole_or_not_at_all(
         assert read.parquet(path).mapInPandas(same, "k long, v long").count() == 5000
 
 
+@pytest.mark.parametrize(
+    ("numbers", "again", "condition", "count"),
+    [
+        (range(1000), range(999, -1, -1), "k < 250", 250),  # all sizes in the two files are the same
+        (range(1000), range(5000, 6000), "k >= 5000", 0),  # no row group of the first file is read
+    ],
+)
+def test_a_file_written_again_is_noticed_where_a_filter_leaves_row_groups_out(
+    job: SparkSession,
+    spark: SparkSession,
+    tmp_path: Path,
+    numbers: range,
+    again: range,
+    condition: str,
+    count: int,
+) -> None:
+    file = tmp_path / "numbers.parquet"
+    for read in (job.read, sortshuffle.read(spark)):
+        pq.write_table(pa.table({"k": list(numbers)}), file, row_group_size=250)
+        rows = read.parquet(str(tmp_path)).filter(condition).mapInPandas(same, "k long")
+        assert rows.count() == count
+        pq.write_table(pa.table({"k": list(again)}), file, row_group_size=250)
+        with pytest.raises(UsageError, match=r"numbers\.parquet has changed since"):
+            rows.count()
+
+
 def test_to_group_the_rows_of_files_reads_no_footer_that_is_not_needed(
     job: SparkSession, tmp_path: Path
 ) -> None:

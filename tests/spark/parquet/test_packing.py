@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sortshuffle.spark.parquet.packing import Packing, pack
+from sortshuffle.spark.parquet.packing import Packing, Piece, pack
 
 
 @settings(max_examples=200)
@@ -41,3 +41,12 @@ def test_splits_are_as_many_as_tasks_run_at_once_unless_they_get_too_large() -> 
     # one file is opened, however many row groups it has
     assert len(pack(groups, Packing(largest_split=10_000, open_cost=400, parallelism=2))) == 2
     assert pack([], Packing(largest_split=1, open_cost=1, parallelism=1)) == []
+
+
+def test_a_file_of_which_no_row_group_is_read_is_opened_by_a_task() -> None:
+    groups = [("a", 0, 100), ("b", None, 0), ("c", 3, 100)]
+
+    one = Packing(largest_split=10_000, open_cost=0, parallelism=1)
+    assert pack(groups, one) == [(Piece("a", (0,)), Piece("b", ()), Piece("c", (3,)))]
+    many = [(f"file {number}", None, 0) for number in range(40)]
+    assert len(pack(many, Packing(largest_split=1000, open_cost=100, parallelism=1))) == 4
