@@ -84,20 +84,30 @@ class KeyPlacement:
             return rows
         return _hash_exchanged(rows, columns, self.partitions, is_default=self.is_default)
 
+    def is_enough_for(self, rows: Rows, own: KeyPlacement | None) -> bool:
+        """Return whether a side's rows may be placed so. ``own``: how they are placed already. Alone they
+        may get as many partitions, not more: with the rows of both sides, partitions are still small."""
+        if not self.is_default or (own and (own.by, own.partitions) == (self.by, self.partitions)):
+            return True
+        return default_partitions(rows) <= self.partitions
+
 
 def common_placement(sides: Sequence[Rows], keys: Sequence[tuple[int, ...]]) -> KeyPlacement:
     """Return how to place the rows of all sides. ``keys``: positions of the keys of each side.
 
     A placement that one side has already is followed by the others; of several, the one with the most
-    partitions. If the user did not ask for its number, it must be enough for all sides: a small side that
-    was placed in one partition must not draw a large one there.
+    partitions. If the user did not ask for its number, it must be enough for each of the others: a small side
+    that was placed in one partition must not draw a large one there.
     """
-    existing = [found for each, own in zip(sides, keys, strict=True) if (found := _placement_of(each, own))]
-    if not existing or any(each.is_default for each in existing):
-        count = default_partitions(*sides) if keys[0] else 1
-        existing = [each for each in existing if not each.is_default or each.partitions >= count]
+    found = [_placement_of(each, own) for each, own in zip(sides, keys, strict=True)]
+    existing = [
+        placement
+        for placement in found
+        if placement and all(placement.is_enough_for(*each) for each in zip(sides, found, strict=True))
+    ]
     if existing:
         return max(existing, key=lambda each: each.partitions)
+    count = default_partitions(*sides) if keys[0] else 1
     return KeyPlacement(tuple(range(len(keys[0]))), count, is_default=True)
 
 

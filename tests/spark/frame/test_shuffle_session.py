@@ -350,6 +350,27 @@ def test_a_large_side_does_not_follow_a_small_one_into_few_partitions(
         assert counts(small.repartition("id")._to_python("test").join(placed, "id")) == [1, 1]
 
 
+def test_rows_stay_where_they_are_if_the_rows_to_join_would_get_no_more_partitions(
+    job: SparkSession, spark: SparkSession
+) -> None:
+    with confs(spark, {"spark.sql.shuffle.partitions": "64", "spark.sql.autoBroadcastJoinThreshold": "-1"}):
+        rows = job.range(20 * BYTES // 8).mapInPandas(same, "id long")
+        placed, small = rows.repartition("id"), job.range(9).mapInPandas(same, "id long")
+
+        def counts(frame: DataFrame) -> list[int]:
+            return [each.subpartitions for each in frame._chain.exchanges()]
+
+        assert counts(placed) == [20]
+        assert counts(placed.join(placed.select("id"), "id")) == [20]
+        assert counts(placed.join(rows.repartition("id"), "id")) == [20, 20]
+        assert counts(placed.join(small, "id")) == counts(small.join(placed, "id")) == [20, 20]
+        both = placed.groupBy("id").cogroup(small.groupBy("id"))
+        assert counts(both.applyInPandas(lambda a, b: a, "id long")) == [20, 20]
+        sums = rows.groupBy("id").agg(sf.sum("id").alias("sum"))
+        (count,) = counts(sums)
+        assert counts(sums.join(rows.groupBy("id").count(), "id")) == [count, count]
+
+
 def test_rows_of_the_driver_are_small_although_spark_knows_no_size(
     job: SparkSession, spark: SparkSession
 ) -> None:
