@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -152,5 +153,11 @@ def _declared_schema(step: Step) -> StructType | None:
 
 def _width(jvm: Any, schema: StructType) -> int:
     """Return the size of a row of this schema in bytes, as Spark estimates it."""
+    return _ROW_OVERHEAD + _default_size(jvm, schema.json())
+
+
+@lru_cache(maxsize=1024)
+def _default_size(jvm: Any, schema: str) -> int:
+    # kept, because each join asks again for all rows that it comes from: 20 joins of scans took 1800 calls
     types = java_class(jvm, "org.apache.spark.sql.types.DataType")
-    return _ROW_OVERHEAD + int(types.fromJson(schema.json()).defaultSize())
+    return int(types.fromJson(schema).defaultSize())

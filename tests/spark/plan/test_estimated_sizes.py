@@ -120,6 +120,16 @@ def test_the_size_of_many_rows_of_the_driver_takes_no_more_calls_of_the_jvm(job:
     assert calls_for_the_size_of_a_union(job, 20) == calls_for_the_size_of_a_union(job, 1)
 
 
+def test_widths_are_asked_of_the_jvm_once(spark: SparkSession, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"k": [1], "text": ["a"]}), tmp_path / "a.parquet")
+    chain = sortshuffle.read(spark).parquet(str(tmp_path)).select("k")._chain
+    size = estimated_size(chain)
+    with java_calls(spark) as calls:
+        assert estimated_size(chain) == size
+    assert [call for call in calls if "fileCompressionFactor" in call]
+    assert [call for call in calls if "DataType" in call or "defaultSize" in call] == []
+
+
 def test_without_a_jar_sizes_are_sparks(job: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: str) -> Any:
         raise UnsupportedError("there is no jar")
