@@ -315,10 +315,18 @@ def test_rows_that_a_plan_may_add_are_not_few(job: SparkSession, spark: SparkSes
         assert partitions_of_groups(exploded) == [default]
         assert partitions_of_groups(exploded.cache()) == [default]
         exploded.unpersist()
+        sent = job.createDataFrame([(1,), (2,)], "id long")
+        many = sent.select(sf.explode(sf.sequence("id", sf.lit(10_000_000))).alias("id"))
+        assert partitions_of_groups(many.localCheckpoint(eager=False)) == [default]
         made = few.groupBy("id").applyInPandas(with_size, "id long, n long").where("hash(n) > 5")
         assert partitions_of_groups(made) == [default]
         assert partitions_of_groups(few.join(job.range(4, 6).withColumnRenamed("id", "n"))) == [default]
+        assert partitions_of_groups(few.sample(withReplacement=True, fraction=100.0)) == [default]
         for none_added in (
+            few.sample(0.5),
+            few.offset(1),
+            few.join(sent, "id", "left_semi"),
+            few.subtract(job.range(2)),
             few.where("id > 1"),
             few.union(few),
             few.distinct(),

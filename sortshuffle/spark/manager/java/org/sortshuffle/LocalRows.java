@@ -6,24 +6,31 @@ import java.io.IOException;
 import java.io.StringWriter;
 import org.apache.spark.rdd.ParallelCollectionRDD;
 import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.plans.JoinType;
+import org.apache.spark.sql.catalyst.plans.LeftAnti$;
+import org.apache.spark.sql.catalyst.plans.LeftSemi$;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
 import org.apache.spark.sql.catalyst.plans.logical.Distinct;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.GlobalLimit;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LeafNode;
 import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Offset;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionOperation;
+import org.apache.spark.sql.catalyst.plans.logical.Sample;
 import org.apache.spark.sql.catalyst.plans.logical.Sort;
+import org.apache.spark.sql.catalyst.plans.logical.Statistics;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
 import org.apache.spark.sql.catalyst.plans.logical.Window;
 import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.execution.columnar.InMemoryRelation;
 import org.apache.spark.util.SizeEstimator;
+import scala.Some;
 import scala.jdk.javaapi.CollectionConverters;
-import scala.math.BigInt;
 
 /**
  * The sizes of what a plan reads, as JSON, and whether its rows may be more: the driver's Python reads each
@@ -61,10 +68,14 @@ public final class LocalRows {
 
     /** Whether the size of a leaf is not that of other rows, of which its rows were made. */
     private static boolean isMeasured(LogicalPlan leaf) {
-        if (leaf instanceof LogicalRDD) // with a size it is a plan that was cut off, and the size is that
-                                        // plan's
-            return leaf.stats().sizeInBytes().$greater$eq(BigInt.apply(leaf.conf().defaultSizeInBytes()));
-        return !(leaf instanceof InMemoryRelation);
+        return !(leaf instanceof InMemoryRelation)
+                && !(leaf instanceof LogicalRDD rows && isCheckpoint(rows));
+    }
+
+    /** Whether an RDD has the rows of a plan that was cut off. Then it keeps the statistics of that plan. */
+    private static boolean isCheckpoint(LogicalRDD rows) {
+        return rows.otherCopyArgs().exists(
+                each -> each instanceof Some<?> some && some.value() instanceof Statistics);
     }
 
     /** Whether a node has at most as many rows as its inputs together. */
@@ -72,7 +83,14 @@ public final class LocalRows {
         return node instanceof Project || node instanceof Filter || node instanceof Aggregate
                 || node instanceof Distinct || node instanceof Deduplicate || node instanceof Window
                 || node instanceof Sort || node instanceof GlobalLimit || node instanceof LocalLimit
-                || node instanceof Union || node instanceof RepartitionOperation;
+                || node instanceof Union || node instanceof RepartitionOperation || node instanceof Offset
+                || (node instanceof Sample sample && !sample.withReplacement())
+                || (node instanceof Join join && onlyLeft(join.joinType()));
+    }
+
+    /** Whether a join has at most the rows of its left side. */
+    private static boolean onlyLeft(JoinType type) {
+        return type == LeftSemi$.MODULE$ || type == LeftAnti$.MODULE$;
     }
 
     private static void write(JsonGenerator json, LogicalPlan leaf) throws IOException {
