@@ -41,6 +41,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.reading import fetcher
 from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.gate import BATCH_BYTES, BATCH_ROWS, InputGate, join_small
 from sortshuffle.storage.files.extents import extents_of
@@ -128,8 +129,9 @@ class HoldingPayload(ArrowPayload):
 
 @BOTH_WAYS
 def test_rows_come_in_the_order_of_the_maps_when_fetches_finish_in_reverse(
-    tmp_path: Path, deliver: Deliver
+    tmp_path: Path, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fetcher, "GROUP_BYTES", 1)  # each fetch in a thread of its own
     outputs = maps(tmp_path, 6, regions=1, messages=1)
     payload = HoldingPayload(SCHEMA, Codec.LZ4, 6, rows=20)
     consumer = consumer_of(outputs, payload=payload, threads=6)
