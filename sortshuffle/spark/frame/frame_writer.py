@@ -111,7 +111,7 @@ class FrameWriter(DataFrameWriter):
 
     def _spark_writer(self) -> DataFrameWriter:
         """Return PySpark's writer, with the same settings."""
-        writer = self._frame._to_spark().write
+        writer = self._frame._for_action().write
         for setting, args, kwargs in self._settings:
             writer = getattr(writer, setting)(*args, **kwargs)
         return writer

@@ -57,6 +57,7 @@ from sortshuffle.spark.operators.translation import filter_of, projection_of
 from sortshuffle.spark.parquet.pruning import binds
 from sortshuffle.spark.plan import explain as explaining
 from sortshuffle.spark.plan.chain import Chain, Rows, next_number
+from sortshuffle.spark.plan.coalescing import measure
 from sortshuffle.spark.plan.kept_rows import keep, kept, release
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
@@ -452,15 +453,16 @@ class ShuffleFrame(TwoSidedFrame):
             return int(super().count())
         rows = self._rows
         chain = (reading_only(rows, ()) or rows).chain
-        counts = plan_stage(chain, self._new_run(), CountRows(), "rows long")
         with own_errors():
+            measure(chain)
+            counts = plan_stage(chain, self._new_run(), CountRows(), "rows long")
             return sum(row.rows for row in counts.collect())
 
     def collect(self) -> list[Any]:
         """Return all rows, as Spark's Row objects."""
         self._log_read("collect")
         with own_errors():
-            rows: list[Any] = self._to_spark().collect()
+            rows: list[Any] = self._for_action().collect()
             return rows
 
     def take(self, num: int) -> list[Any]:
@@ -468,7 +470,7 @@ class ShuffleFrame(TwoSidedFrame):
         a sort this runs the plan of ``limit(num)``, not that of the sort."""
         self._log_read("take")
         with own_errors():
-            rows: list[Any] = self._first_of_sort(num)._to_spark().take(num)
+            rows: list[Any] = self._first_of_sort(num)._for_action().take(num)
             return rows
 
     def show(self, n: int = 20, truncate: bool | int = True, vertical: bool = False) -> None:
@@ -477,7 +479,7 @@ class ShuffleFrame(TwoSidedFrame):
         # one more row, so that PySpark says that there are more
         more = max(n, 0) + 1 if type(n) is int else n
         with own_errors():
-            self._first_of_sort(more)._to_spark().show(n, truncate, vertical)
+            self._first_of_sort(more)._for_action().show(n, truncate, vertical)
 
     def _first_of_sort(self, num: int) -> TwoSidedFrame:
         """Return a frame that begins with the first ``num`` rows of this one, for an action that reads no

@@ -35,6 +35,7 @@ from sortshuffle.spark.operators.scan_reasons import why_not_cached
 from sortshuffle.spark.operators.translation import arrow_expression
 from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows, next_number
+from sortshuffle.spark.plan.coalescing import is_coalesced, measure
 from sortshuffle.spark.plan.hints import for_spark
 from sortshuffle.spark.plan.kept_rows import reading_kept
 from sortshuffle.spark.plan.origins import DataFrameOrigin
@@ -70,6 +71,7 @@ class TwoSidedFrame(DataFrame):
     # Attributes have defaults in the class, because PySpark looks for missing ones among the columns.
     _own_rows: Rows | None = None  # on Python's side
     _plain: DataFrame | None = None  # Spark's form of the rows; on Python's side, once it is planned
+    _coalesced: DataFrame | None = None  # on Python's side: the same for actions, in fewer partitions
     _facts: DataFrameFacts | None = None  # on Python's side: of a DataFrame of files, which may be a scan
     _scanned_rows: Rows | None = None  # what `_scanned` found
     _pending_call: _PendingCall | None = None  # on Spark's side: what makes the rows if Python needs them
@@ -79,7 +81,8 @@ class TwoSidedFrame(DataFrame):
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
     _runs: list[int]  # numbers of the result stages
-    # of `_plain`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before locks of other frames
+    # of `_plain`, `_coalesced`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before the locks of
+    # other frames
     _lock: threading.RLock
     _shadow_class: type[Shadow] = Shadow
 
@@ -231,14 +234,33 @@ class TwoSidedFrame(DataFrame):
             return self._plain
 
     def _planned(self) -> DataFrame:
-        own = self._own_rows
-        assert own is not None  # a frame of Spark's side has `_plain` from the beginning
-        rows = self._rows if self._facts is None else own  # Spark itself reads files that no operator follows
+        rows = self._rows_for_spark
         chain = rows.chain
         if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
             return chain.origin.source
         run = self._new_run()
-        return for_spark(plan_stage(chain, run, ToSpark(), chain.schema), chain, rows.layout, run)
+        planned = plan_stage(chain, run, ToSpark(), chain.schema, keeps_partitions=True)
+        return for_spark(planned, chain, rows.layout, run)
+
+    @property
+    def _rows_for_spark(self) -> Rows:
+        own = self._own_rows
+        assert own is not None  # a frame of Spark's side has `_plain` from the beginning
+        return self._rows if self._facts is None else own  # Spark itself reads files that no operator follows
+
+    def _for_action(self) -> DataFrame:
+        """Return `_to_spark` for an action, which reads the rows at once: small partitions are coalesced. May
+        run the map stages of exchanges (`plan.coalescing`)."""
+        if self._plain is not None:
+            return self._plain
+        chain = self._rows_for_spark.chain
+        measure(chain)  # without the lock: frames can be derived meanwhile
+        if not is_coalesced(chain):
+            return self._to_spark()
+        with self._lock:
+            if self._coalesced is None:
+                self._coalesced = plan_stage(chain, self._new_run(), ToSpark(), chain.schema)
+            return self._coalesced
 
     def _new_run(self) -> int:
         """Return a number for a new result stage of this frame."""
@@ -267,7 +289,7 @@ class TwoSidedFrame(DataFrame):
             if isinstance(frame, TwoSidedFrame):
                 frame._cross(method, "Spark", _ONLY_SPARK)
                 _log_crossings(frame, self)
-        if method in _READERS:
+        if method in READERS:
             self._log_read(method)
         return wrapped
 
@@ -494,8 +516,8 @@ _ONLY_SPARK = "only Spark has this method; those that keep rows in Python are li
 _LEFT_IS_SPARKS = "the rows of the frame on which it is called are there; frame() takes those to Python"
 _READ_BY_SPARK = "Spark passes them on; count(), write.parquet() and mapInArrow() keep them in Python"
 # PySpark's methods that read the rows; others call `rdd`, `collect` or `take`
-_READERS = frozenset(("isEmpty", "tail", "toArrow", "toJSON", "toLocalIterator", "toPandas"))
-_READERS |= {"approxQuantile", "corr", "cov"}
+READERS = frozenset(("isEmpty", "tail", "toArrow", "toJSON", "toLocalIterator", "toPandas"))
+READERS |= {"approxQuantile", "corr", "cov"}
 # Operators that take over Spark's analysis of the call, in which columns are resolved
 _READS_ANALYSIS = frozenset(("filter", "selectExpr", "withColumn", "withColumns"))
 # Operators that keep some of several rows, where Spark may keep others

@@ -34,7 +34,7 @@ def common_context(rows: Rows, other: Rows, what: str) -> FrameContext:
 def exchange_rows(rows: Rows, scheme: Scheme, count: int, layout: Layout = UNKNOWN_LAYOUT) -> Rows:
     """Return the rows after a new exchange."""
     chain = rows.chain
-    origin = ExchangeOrigin(Exchange(chain, count, scheme))
+    origin = ExchangeOrigin(Exchange(chain, count, scheme, is_default=layout.is_default))
     return Rows(Chain(chain.context, origin, chain.schema, chain.wire), layout)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from sortshuffle.spark.plan.chain import Chain, Rows
+from sortshuffle.spark.plan.coalescing import TASKS_PER_CORE
 from sortshuffle.spark.plan.estimated_sizes import estimated_size
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ExchangeOrigin, ParquetOrigin
 from sortshuffle.spark.session.requirements import is_classic
@@ -26,9 +27,6 @@ FEW_BYTES = 64 << 10
 the order of their keys. Much code that is used to small data expects that, PySpark's own tests among it. Rows
 that a function, a join or ``explode`` has made are not counted as few: they may be gigabytes of a range of
 numbers."""
-
-TASKS_PER_CORE = 3
-"""The least number of partitions for each core, so that one slow group does not leave the others idle."""
 
 
 def default_partitions(*inputs: Rows) -> int:

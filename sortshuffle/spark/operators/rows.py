@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as at
@@ -20,7 +19,6 @@ from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, next_number
 from sortshuffle.spark.plan.origins import (
-    CoalescedOrigin,
     DataFrameOrigin,
     ExchangeOrigin,
     SparkUnionOrigin,
@@ -186,10 +184,11 @@ def coalesce(rows: Rows, count: int, to_df: Callable[[], DataFrame]) -> Rows:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(f"coalesce() takes a number of partitions from 1 on, not {count!r}")
     chain = rows.chain
-    if CoalescedOrigin.takes(chain):
-        origin: Any = CoalescedOrigin(chain, count)
-    elif isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
-        origin = replace(chain.origin, dataframe=chain.origin.source.coalesce(count), selected=None)
-    else:
-        origin = DataFrameOrigin(to_df().coalesce(count), chain.wire)
+    origin = chain.origin.coalesced(chain, count) or _coalesced_by_spark(chain, count, to_df)
     return Rows(Chain(chain.context, origin, chain.schema, chain.wire))
+
+
+def _coalesced_by_spark(chain: Chain, count: int, to_df: Callable[[], DataFrame]) -> DataFrameOrigin:
+    if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
+        return replace(chain.origin, dataframe=chain.origin.source.coalesce(count), selected=None)
+    return DataFrameOrigin(to_df().coalesce(count), chain.wire)

@@ -167,6 +167,14 @@ class ShuffleDependency(Protocol):
     def subpartitions(self) -> int: ...
 
     @property
+    def is_default(self) -> bool:
+        """Whether the user did not ask for this number of subpartitions."""
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the stage that writes it is in a plan."""
+
+    @property
     def is_counted(self) -> bool:
         """Whether the number of subpartitions can be determined at once, without waiting or a job."""
 
@@ -218,6 +226,11 @@ class Origin(ABC):
         """Return the exchanges whose subpartitions may be divided among several tasks, as far as the origin
         is concerned (`spark.plan.skew`)."""
         return []
+
+    def coalesced(self, chain: Chain, count: int) -> Origin | None:
+        """Return what reads the rows of ``chain``, which begins with this origin, in at most ``count`` tasks;
+        None if the rows that Spark feeds to it do not carry the numbers of their partitions."""
+        return None
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         """Return the approximate size of the rows in bytes (`spark.plan.estimated_sizes`), and their schema;

@@ -118,6 +118,8 @@ def note_users_rdd(rdd: RDD[Any], df: Any) -> None:
 
 def exchanged_size(exchange: ShuffleDependency) -> int | None:
     """Return the bytes of an exchange's rows: those written if its map stage has run, else an estimate."""
+    if exchange.is_measured:
+        return sum(exchange.sizes().totals)
     number, upstream = exchange.stage().number, exchange.upstream
     reports = [report for (stage, _), report in upstream.context.reports.value.items() if stage == number]
     if not reports or len(reports) < skew.sliced_origin(upstream).partitions():

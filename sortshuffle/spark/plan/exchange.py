@@ -33,12 +33,14 @@ from sortshuffle.spark.worker.stages import Step
 @dataclass(eq=False)
 class Exchange:
     """One shuffle. ``scheme``: how rows are placed. ``order``: how extents are sorted, by columns of the
-    upstream; None if they are not sorted."""
+    upstream; None if they are not sorted. ``is_default``: whether the user did not ask for this number of
+    subpartitions."""
 
     upstream: Chain
     subpartitions: int
     scheme: Scheme
     order: RowOrder | None = None
+    is_default: bool = False
     number: int = field(default_factory=next_number)
     _stage: MapStage | None = field(default=None, init=False)
     _control: ControlRows | None = field(default=None, init=False)
@@ -67,7 +69,7 @@ class Exchange:
             other = self._by_order.get(order)
             if other is None:
                 other = self._by_order[order] = Exchange(
-                    self.upstream, self.subpartitions, self.scheme, order
+                    self.upstream, self.subpartitions, self.scheme, order, self.is_default
                 )
                 other._original = ref(self)
                 other._placement = self._placement  # saves sampling again

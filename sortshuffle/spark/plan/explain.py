@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sortshuffle.options import format_size
-from sortshuffle.spark.plan import skew
+from sortshuffle.spark.plan import coalescing, skew
 from sortshuffle.spark.plan.chain import Chain, ShuffleDependency
 from sortshuffle.spark.worker.reports import StageTotals
 from sortshuffle.spark.worker.stages import Step
@@ -47,8 +47,10 @@ def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> 
 
 
 def _inputs(chain: Chain) -> list[str]:
-    """Return the lines on what a stage reads, and on how large subpartitions are divided among its tasks."""
-    return [f"    {line}" for line in (*chain.origin.lines(), *skew.lines(chain))]
+    """Return the lines on what a stage reads, and on how subpartitions are divided among its tasks."""
+    coalesced = [] if skew.is_sliced(chain) else coalescing.lines(chain)
+    lines = (*chain.origin.lines(), *skew.lines(chain), *coalesced)
+    return [f"    {line}" for line in lines]
 
 
 def _steps(steps: Sequence[Step], indent: str) -> list[str]:

@@ -159,6 +159,9 @@ class ParquetOrigin(Origin):
         where = f" where {_all_of(self.filters)}" if self.filters else ""
         return [f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"]
 
+    def coalesced(self, chain: Chain, count: int) -> Origin:
+        return CoalescedOrigin(chain, count)
+
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         """Return about the bytes of the columns in the files that the scan reads. No footer is read: `plan`
         must not be made before an action needs it, because files may change until then."""
@@ -222,6 +225,9 @@ class ExchangeOrigin(Origin):
         ordered = "" if self.order is None else ", in key order"
         return [f"exchange {self.exchange.number}{ordered}"]
 
+    def coalesced(self, chain: Chain, count: int) -> Origin:
+        return CoalescedOrigin(chain, count)
+
     def sliceable(self) -> list[ShuffleDependency]:
         return [self.exchange] if self.order is None and self.exchange.subpartitions > 1 else []
 
@@ -265,6 +271,9 @@ class TogetherOrigin(_OriginOfChains):
 
     def lines(self) -> list[str]:
         return [self.combine.describe(), *lines_of(self.inputs)]
+
+    def coalesced(self, chain: Chain, count: int) -> Origin:
+        return CoalescedOrigin(chain, count)
 
     def sliceable(self) -> list[ShuffleDependency]:
         sliceable: list[ShuffleDependency] = []
@@ -350,11 +359,6 @@ class CoalescedOrigin(Origin):
 
     chain: Chain
     count: int
-
-    @staticmethod
-    def takes(chain: Chain) -> bool:
-        """Return whether the rows that Spark feeds to this chain carry the numbers of their partitions."""
-        return isinstance(chain.origin, tuple(_NUMBERED_BY))
 
     def rows(self) -> DataFrame:
         origin = self.chain.origin

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,12 +126,23 @@ def sliced_origin(chain: Chain) -> Origin:
     if not exchanges:
         return chain.origin
     larges = {large.subpartition: large for large in _larges(exchanges, chain.context.options)}
-    if all(len(large.slices) == 1 for large in larges.values()):
+    if not _are_sliced(larges.values()):
         return chain.origin
     tasks: list[Slice] = []
     for number in range(exchanges[0].placed_partitions()):
         tasks += larges[number].slices if number in larges else (Slice(number),)
     return SlicedOrigin(chain.origin, tuple(tasks))
+
+
+def is_sliced(chain: Chain) -> bool:
+    """Return whether it is known that large subpartitions are sliced for this chain. Runs nothing."""
+    exchanges = sliceable(chain)
+    measured = bool(exchanges) and all(exchange.is_measured for exchange in exchanges)
+    return measured and _are_sliced(_larges(exchanges, chain.context.options))
+
+
+def _are_sliced(larges: Iterable[Large]) -> bool:
+    return any(len(large.slices) > 1 for large in larges)
 
 
 def lines(chain: Chain) -> list[str]:

@@ -7,6 +7,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -17,6 +19,8 @@ import sortshuffle
 from pipelines import functions
 from pipelines.compare import difference, shortened
 from pipelines.draw import Pipeline, draw
+from sortshuffle.spark.operators import partition_counts
+from sortshuffle.spark.plan import coalescing
 from sortshuffle.spark.session.requirements import plain_session
 
 SETTINGS = {
@@ -34,6 +38,19 @@ def with_fewer_partitions(seed: int) -> str:
     """Return the value of `FEWER_PARTITIONS` for a pipeline. Every second one exchanges its few rows into
     several partitions."""
     return "true" if seed % 2 else "false"
+
+
+@contextmanager
+def partitions_as_if_many(seed: int) -> Iterator[None]:
+    """Exchange the few rows of every fourth pipeline as large rows are: into several partitions, of which
+    each task of an action then reads several."""
+    before = partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE
+    if seed % 4 == 3:
+        partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE = -1, 0
+    try:
+        yield
+    finally:
+        partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE = before
 
 
 @click.command()
@@ -58,12 +75,14 @@ def main(count: int, seed: int) -> None:
             ours.conf.set(FEWER_PARTITIONS, with_fewer_partitions(number))
             try:
                 pipeline = draw(number, plain, directory)
-                words = difference(pipeline, ours, plain, directory)
+                with partitions_as_if_many(number):
+                    words = difference(pipeline, ours, plain, directory)
             except Exception:
                 words = traceback.format_exc()
             if words:
                 failed.append(number)
-                short = shortened(pipeline, ours, plain, directory)
+                with partitions_as_if_many(number):
+                    short = shortened(pipeline, ours, plain, directory)
                 click.echo(f"seed {number} differs:\n{short}\n{words}\n")
     seconds = time.monotonic() - started
     click.echo(f"{count} pipelines in {seconds:.0f} s, {len(failed)} differ: {failed or 'none'}")

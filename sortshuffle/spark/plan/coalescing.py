@@ -1,0 +1,101 @@
+"""Coalescing: a task reads several small partitions if nobody asked for their number.
+
+Spark's adaptive execution does this to its own shuffles, and the same settings turn it on here
+(``spark.sql.adaptive.enabled`` and ``spark.sql.adaptive.coalescePartitions.enabled``). Exchanges that a
+groupBy, a join or ``repartition("k")`` needs have ``spark.sql.shuffle.partitions`` subpartitions, 200 unless
+it is set, and a task costs some 20 ms of CPU in Python and the JVM however little it reads.
+
+    subpartition   0  1 .. 7    8 .. 15   ...     each is still read, and passed through the steps, by itself,
+    task           0            1         ...      as in a task of its own
+
+* Sizes are not guessed. Before an action is planned, `measure` runs the map stages of the exchanges in
+  question, sources first, and adds up what they have written (`spark.plan.measured_sizes`). So only actions
+  coalesce. A DataFrame that Spark plans further stays lazy, and keeps its partitions, of which Spark is told
+  (`plan.hints`).
+* A stage whose exchanges are all measured is coalesced, whoever plans it, unless it must keep its partitions.
+* Not coalesced: exchanges whose number the user asked for, sorted ranges, unions, and the large side of a
+  broadcast join. Over Spark Connect nothing is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sortshuffle.options import MIB
+from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.plan.kept_rows import kept_beginning
+from sortshuffle.spark.session.session_settings import SessionSettings
+from sortshuffle.spark.worker.stages import Step
+
+TASKS_PER_CORE = 3
+"""The least number of tasks for each core, so that one slow group does not leave the others idle."""
+
+LARGEST = 32 * MIB
+"""Most bytes of a task, before compression and on average, if there are many."""
+
+SMALLEST = MIB
+"""Least bytes of a task if there are few. It is the least of Spark's, too."""
+
+
+def measure(chain: Chain) -> None:
+    """Run the map stages that must have run before it is known how many tasks read their exchanges. Called by
+    actions on the rows of ``chain``, which need these stages anyway. Raises what the stages raise."""
+    _measure(chain, set())
+
+
+def _measure(chain: Chain, seen: set[ShuffleDependency]) -> None:
+    if kept_beginning(chain, chain.steps)[0] is not None:
+        return  # the exchanges are not read
+    for exchange in chain.origin.exchanges():
+        if exchange not in seen and not exchange.is_built:
+            seen.add(exchange)
+            _measure(exchange.upstream, seen)
+    for exchange in _small_exchanges(chain):
+        exchange.sizes()
+
+
+def is_coalesced(chain: Chain) -> bool:
+    """Return whether the stage of this chain has fewer tasks than the partitions of its exchanges."""
+    return _tasks(chain) is not None
+
+
+def coalesced_origin(chain: Chain, steps: tuple[Step, ...]) -> Origin | None:
+    """Return what reads the chain's exchanges in fewer tasks, and applies the first ``steps`` of the chain;
+    None if there are to be as many tasks as partitions."""
+    count = _tasks(chain)
+    return None if count is None else chain.origin.coalesced(replace(chain, steps=steps), count)
+
+
+def lines(chain: Chain) -> list[str]:
+    """Return the lines of `explain()` on the tasks of a chain's stage."""
+    count = _tasks(chain)
+    return [] if count is None else [f"{chain.origin.partitions()} small partitions in {count} tasks"]
+
+
+def _tasks(chain: Chain) -> int | None:
+    exchanges = _small_exchanges(chain)
+    if not exchanges or not all(exchange.is_measured for exchange in exchanges):
+        return None
+    size = sum(sum(exchange.sizes().totals) for exchange in exchanges)
+    few = min(_fewest(chain), math.ceil(size / SMALLEST))
+    count = max(1, few, math.ceil(size / LARGEST))
+    return count if count < chain.origin.partitions() else None
+
+
+def _small_exchanges(chain: Chain) -> Sequence[ShuffleDependency]:
+    """Return the exchanges that the chain begins with, if their partitions may be coalesced."""
+    exchanges = chain.origin.exchanges()
+    context = chain.context
+    if not exchanges or not all(exchange.is_default for exchange in exchanges):
+        return ()
+    if not context.planner.zips or chain.origin.coalesced(chain, 1) is None:
+        return ()
+    if chain.origin.partitions() <= _fewest(chain) or not SessionSettings.of(context.spark).coalesces:
+        return ()
+    return exchanges
+
+
+def _fewest(chain: Chain) -> int:
+    return TASKS_PER_CORE * chain.context.planner.parallelism()

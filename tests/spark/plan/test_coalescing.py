@@ -1,0 +1,316 @@
+"""Small partitions of which nobody asked for the number are read several to a task, by actions alone, and the
+rows are the same."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from oracle import confs, jobs
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as sf
+
+import sortshuffle
+from sortshuffle import ShuffleFrame
+from sortshuffle.errors import SchemaMismatchError
+from sortshuffle.spark.plan import coalescing
+from sortshuffle.spark.plan.coalescing import TASKS_PER_CORE
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Batches = Iterator[pa.RecordBatch]
+MANY, ROWS, CORES = 16, 3000, 2
+OFF = {"spark.sql.adaptive.coalescePartitions.enabled": "false"}
+
+
+@pytest.fixture(autouse=True)
+def many(spark: SparkSession) -> Iterator[None]:
+    with confs(spark, {"spark.sql.shuffle.partitions": str(MANY)}):
+        yield
+
+
+@pytest.fixture(scope="module")
+def numbers(spark: SparkSession) -> DataFrame:
+    return spark.range(0, ROWS, 1, 3).selectExpr("id % 101 as k", "id", "cast(id % 7 as string) as s")
+
+
+def same(batches: Batches) -> Batches:
+    yield from batches
+
+
+def counted(batches: Batches) -> Batches:
+    """One row for each call of this function: the number of rows that it got."""
+    yield pa.record_batch([pa.array([sum(map(len, batches))], pa.int64())], ["rows"])
+
+
+def spread(group: pd.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame({"k": group.k[:1], "spread": [group.id.max() - group.id.min()]})
+
+
+def tasks(frame: ShuffleFrame, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What `explain` says of tasks that read several partitions."""
+    frame.explain()
+    return [line.strip() for line in capsys.readouterr().out.splitlines() if "small partitions" in line]
+
+
+def assert_same_rows(ours: DataFrame, plain: DataFrame) -> None:
+    expected = Counter(map(repr, plain.collect()))
+    assert expected
+    assert Counter(map(repr, ours.collect())) == expected
+
+
+IN_ONE = f"{MANY} small partitions in 1 tasks"
+
+
+# ---- the same rows ----------------------------------------------------------------------------------------
+
+
+def grouped(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("k").applyInPandas(spread, "k long, spread long")
+
+
+def aggregated(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("s", "k").agg(sf.count("id").alias("n"), sf.sum("id").alias("total"))
+
+
+def joined(frame: DataFrame) -> DataFrame:
+    others = frame.filter("id % 3 = 0").withColumnRenamed("s", "t").withColumnRenamed("id", "j")
+    return frame.join(others, "k", "left").select("id", "t", "j")
+
+
+def cogrouped(frame: DataFrame) -> DataFrame:
+    def both(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"left": [len(left)], "right": [len(right)]})
+
+    right = frame.filter("id % 2 = 0").groupBy("k")
+    return frame.groupBy("k").cogroup(right).applyInPandas(both, "left long, right long")
+
+
+def in_several_exchanges(frame: DataFrame) -> DataFrame:
+    return grouped(frame).join(aggregated(frame), "k").groupBy("spread").agg(sf.sum("n").alias("n"))
+
+
+def sorted_groups(frame: DataFrame) -> DataFrame:
+    return grouped(frame).sort(sf.desc("spread"), "k")
+
+
+def distinct(frame: DataFrame) -> DataFrame:
+    return frame.select("k", "s").distinct()
+
+
+def placed(frame: DataFrame) -> DataFrame:
+    return frame.repartition("k").filter("k > 3").mapInArrow(same, "k long, id long, s string")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [grouped, aggregated, joined, cogrouped, in_several_exchanges, sorted_groups, distinct, placed],
+)
+def test_the_rows_are_sparks(
+    numbers: DataFrame, make: Callable[[DataFrame], DataFrame], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours: Any = make(sortshuffle.frame(numbers))
+    assert_same_rows(ours, make(numbers))
+    assert IN_ONE in tasks(ours, capsys)
+
+
+@pytest.mark.parametrize("largest", [2000, 9000])
+def test_large_partitions_are_read_by_several_tasks(
+    numbers: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], largest: int
+) -> None:
+    monkeypatch.setattr(coalescing, "LARGEST", largest)
+    frame = sortshuffle.frame(numbers).select("k", "id").repartition("k")
+    rows = frame.mapInArrow(same, "k long, id long")
+    assert rows.count() == ROWS
+    (exchange,) = frame._chain.exchanges()
+    size = sum(exchange.sizes().totals)
+    assert 16 * ROWS <= size < 17 * ROWS + 1000 * MANY  # two longs a row
+    count = -(-size // largest)
+    assert tasks(rows, capsys) == ([] if count >= MANY else [f"{MANY} small partitions in {count} tasks"])
+
+
+def test_a_task_of_few_bytes_has_at_least_a_mebibyte(
+    numbers: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = sortshuffle.frame(numbers).repartition("k")
+    assert frame.count() == ROWS
+    assert tasks(frame, capsys) == [IN_ONE]
+    monkeypatch.setattr(coalescing, "SMALLEST", 1)
+    assert tasks(frame, capsys) == [f"{MANY} small partitions in {TASKS_PER_CORE * CORES} tasks"]
+
+
+def test_a_function_is_called_for_each_partition_as_without(numbers: DataFrame, spark: SparkSession) -> None:
+    frame = sortshuffle.frame(numbers)
+    with confs(spark, OFF):
+        expected = frame.repartition("k").mapInArrow(counted, "rows long").collect()
+    found = frame.repartition("k").mapInArrow(counted, "rows long").collect()
+    assert found == expected
+    assert len(found) == MANY
+
+
+def test_what_depends_on_partitions_is_the_same(numbers: DataFrame, spark: SparkSession) -> None:
+    def results() -> list[list[Any]]:
+        frame = sortshuffle.frame(numbers).repartition("k")
+        made = (frame.sample(0.1, 7), frame.limit(9), frame.select("id"), frame.sortWithinPartitions("id"))
+        return [each.collect() for each in made]
+
+    with confs(spark, OFF):
+        expected = results()
+    assert results() == expected
+
+
+# ---- actions ----------------------------------------------------------------------------------------------
+
+
+def rows_written(frame: DataFrame, path: Path) -> list[int]:
+    """The rows of each file."""
+    frame.write.parquet(str(path))
+    return [pq.read_metadata(file).num_rows for file in path.glob("*.parquet")]
+
+
+def test_every_action_reads_several_partitions_in_a_task(
+    numbers: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made() -> ShuffleFrame:
+        return sortshuffle.frame(numbers).repartition("k").filter(pc.field("id") < 900)
+
+    def shown(frame: ShuffleFrame) -> str:
+        frame.show(2)
+        return capsys.readouterr().out
+
+    def stored(frame: ShuffleFrame) -> int:
+        frame.write.csv(str(tmp_path / "csv"))
+        return sum(1 for _ in (tmp_path / "csv").glob("*.csv"))
+
+    actions: dict[str, tuple[Callable[[ShuffleFrame], Any], Any]] = {
+        "count": (lambda frame: frame.count(), 900),
+        "collect": (lambda frame: len(frame.collect()), 900),
+        "take": (lambda frame: len(frame.take(800)), 800),
+        "toPandas": (lambda frame: len(frame.toPandas()), 900),
+        "toArrow": (lambda frame: len(frame.toArrow()), 900),
+        "isEmpty": (lambda frame: frame.isEmpty(), False),
+        "tail": (lambda frame: len(frame.tail(5)), 5),
+        "toLocalIterator": (lambda frame: sum(1 for _ in frame.toLocalIterator()), 900),
+        "first": (lambda frame: frame.first() is not None, True),
+        "show": (lambda frame: "only showing top 2 rows" in shown(frame), True),
+        "parquet": (lambda frame: rows_written(frame, tmp_path / "parquet"), [900]),
+        "csv": (stored, 1),
+    }
+    for name, (action, expected) in actions.items():
+        frame = made()
+        assert action(frame) == expected, name
+        assert tasks(frame, capsys) == [IN_ONE], name
+        run = [total for total in frame.stage_totals() if total.stage == frame._runs[-1]]
+        assert {total.tasks for total in run} <= {1}, name  # a task that is not read to its end tells nothing
+
+
+def test_a_plan_is_lazy_and_keeps_the_partitions_of_which_spark_is_told(
+    numbers: DataFrame, spark: SparkSession
+) -> None:
+    sortshuffle.frame(numbers).mapInArrow(same, numbers.schema).count()  # workers are checked
+    frame = sortshuffle.frame(numbers).repartition("k")
+    with jobs(spark) as ran:
+        plain = frame.toDF()
+        assert plain.rdd.getNumPartitions() == MANY
+    assert ran.ids == []
+    assert frame.count() == ROWS
+    assert frame.toDF().rdd.getNumPartitions() == MANY
+    counts = frame.toDF().groupBy("k").count()
+    assert "Exchange" not in counts._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    assert_same_rows(counts, numbers.groupBy("k").count())
+
+
+def test_after_an_action_spark_is_told_nothing_that_is_not_so(numbers: DataFrame) -> None:
+    """The rows of each partition are sorted, but not those of several."""
+    groups: Any = sortshuffle.frame(numbers).groupBy("k").agg(sf.max("id").alias("most"))
+    assert len(groups.toPandas()) == 101
+    latest = sf.max("most").over(Window.partitionBy("k").orderBy("k"))
+    expected = numbers.groupBy("k").agg(sf.max("id").alias("most"))
+    assert_same_rows(groups.withColumn("latest", latest), expected.withColumn("latest", latest))
+
+
+def test_the_map_stage_runs_once(numbers: DataFrame, spark: SparkSession) -> None:
+    calls = spark.sparkContext.accumulator(0)
+
+    def noted(batches: Batches) -> Batches:
+        for batch in batches:
+            calls.add(len(batch))
+            yield batch
+
+    frame = sortshuffle.frame(numbers).mapInArrow(noted, numbers.schema).repartition("k")
+    assert (frame.count(), len(frame.toPandas()), len(frame.groupBy("k").count().collect())) == (
+        ROWS,
+        ROWS,
+        101,
+    )
+    assert calls.value == ROWS
+
+
+# ---- where partitions stay --------------------------------------------------------------------------------
+
+
+def test_where_partitions_stay(
+    numbers: DataFrame, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = sortshuffle.frame(numbers)
+
+    def lines(made: ShuffleFrame) -> list[str]:
+        made.count()
+        return tasks(made, capsys)
+
+    assert lines(frame.repartition(MANY, "k")) == []
+    assert lines(frame.repartition(MANY)) == []
+    asked = frame.repartition(MANY, "k")
+    assert lines(asked.join(frame.select("k"), "k")) == []
+    assert lines(asked.groupBy("k").count()) == []
+    for setting in ("spark.sql.adaptive.coalescePartitions.enabled", "spark.sql.adaptive.enabled"):
+        with confs(spark, {setting: "false"}):
+            assert lines(frame.repartition("k")) == []
+    with confs(spark, {"spark.sql.shuffle.partitions": str(TASKS_PER_CORE * CORES)}):
+        assert lines(frame.repartition("k")) == []
+    assert lines(frame.repartition("k")) == [IN_ONE]
+
+
+def test_rows_in_sparks_cache_need_no_exchange(numbers: DataFrame, spark: SparkSession) -> None:
+    frame = sortshuffle.frame(numbers).repartition("k").persist()
+    try:
+        assert frame.count() == ROWS
+        kept = frame.mapInArrow(same, numbers.schema)
+        with jobs(spark) as ran:
+            assert kept.count() == ROWS
+        assert len(ran.ids) == 1
+    finally:
+        frame.unpersist()
+
+
+def test_skewed_partitions_are_divided_and_others_coalesced(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = spark.range(0, ROWS, 1, 6).selectExpr("if(id % 4 < 3, 1, id % 101) as k", "id")
+    with confs(spark, {"spark.sortshuffle.skew.factor": "2", "spark.sortshuffle.skew.threshold": "4k"}):
+        divided = sortshuffle.frame(rows).repartition("k")
+        assert divided.count() == ROWS
+        assert tasks(divided, capsys) == []
+    with confs(spark, {"spark.sortshuffle.skew.factor": "1000"}):
+        even = sortshuffle.frame(rows).repartition("k")
+        assert even.count() == ROWS
+        assert tasks(even, capsys) == [IN_ONE]
+
+
+def test_a_function_that_fails_in_a_measured_stage_raises_its_error(numbers: DataFrame) -> None:
+    def wrong(batches: Batches) -> Batches:
+        yield from (batch.select(["k"]) for batch in batches)
+
+    failing = sortshuffle.frame(numbers).mapInArrow(wrong, numbers.schema).repartition("k")
+    for action in (failing.count, failing.collect, failing.toPandas, failing.show):
+        with pytest.raises(SchemaMismatchError, match=r"mapInArrow\(wrong\)"):
+            action()
