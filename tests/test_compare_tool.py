@@ -4,6 +4,7 @@ processes of their own, as those of `tools/bench` are."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -154,3 +155,23 @@ def test_every_case_is_known_to_the_systems_that_take_part() -> None:
         if "pyspark_jobs" in text:
             continue
         assert [name for name in names if f"def {name}(" not in text] == [], path.name
+
+
+def test_the_page_has_the_tables_and_plots_of_the_records(tmp_path: Path) -> None:
+    """They are not edited by hand, and no later record is left out."""
+    page = ROOT / "docs" / "comparison.md"
+    (tmp_path / "comparison.md").write_text(page.read_text())
+    program = """
+        import sys
+        from pathlib import Path
+        from systems.page import write_page
+        print(*write_page(Path(sys.argv[1])))
+    """
+    cases = told(program, str(tmp_path / "comparison.md")).split()
+    assert {"exchange", "aggregate-few"} <= set(cases)
+    assert (tmp_path / "comparison.md").read_text() == page.read_text()
+    for case in cases:
+        drawn, kept = ((path / "comparison" / f"{case}.svg").read_text() for path in (tmp_path, page.parent))
+        texts = re.findall(r">([^<>\n]+)</text>", drawn)
+        assert {"sortshuffle", "frames", "spark"} <= set(texts)
+        assert re.findall(r">([^<>\n]+)</text>", kept) == texts

@@ -9,6 +9,7 @@ import click
 import harness
 from control_group import why_no_groups
 
+from systems.page import write_page
 from systems.results import print_table, table_of, write_record
 from systems.rounds import compare
 from systems.work import QUICK, WORKS
@@ -33,9 +34,15 @@ ROUNDS = 5
 @click.option(
     "--peers", is_flag=True, help="With --quick: the other systems, too, which are installed first."
 )
-def main(cases: tuple[str, ...], systems: tuple[str, ...], rounds: int, quick: bool, peers: bool) -> None:
+@click.option("--page", is_flag=True, help="Only write the tables and plots of docs/comparison.md anew.")
+def main(
+    cases: tuple[str, ...], systems: tuple[str, ...], rounds: int, quick: bool, peers: bool, page: bool
+) -> None:
     """Compare sortshuffle with other systems. Exits 1 if one gives a wrong answer or fails, or if control
     groups cannot be made; a quick run exits 0 then, without having done anything."""
+    if page:
+        print(f"docs/comparison.md: {', '.join(write_page())}")
+        return
     harness.recording = not quick
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a turn has made goes with it
     if reason := why_no_groups():
