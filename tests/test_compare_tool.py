@@ -61,6 +61,29 @@ def test_a_control_group_counts_and_limits_what_is_in_it(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("groups")
+def test_what_takes_more_memory_than_its_control_group_has_is_killed() -> None:
+    program = """
+        import subprocess, sys
+        from control_group import control_group
+
+        work = "import sys; input(); block = b'x' * (int(sys.argv[1]) << 20); print(len(block) >> 20, flush=True)"
+
+        def run(size):
+            with control_group(96 << 20) as group:
+                command = [sys.executable, "-c", work, str(size)]
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                group.add(process.pid)
+                told, _ = process.communicate("\\n")
+                group.wait_until_empty()
+                print(told.strip() or "nothing", process.returncode)
+
+        run(32)
+        run(192)
+    """
+    assert told(program) == "32 0\nnothing -9\n"
+
+
+@pytest.mark.usefixtures("groups")
 def test_a_control_group_does_not_pay_for_files_that_were_read_outside(tmp_path: Path) -> None:
     program = """
         import os, subprocess, sys
@@ -107,13 +130,36 @@ def test_a_control_group_ends_what_does_not_end_itself() -> None:
     assert told(program) == "True -9\n"
 
 
-def test_answers_are_equal_as_far_as_both_tell_something() -> None:
+def test_an_answer_may_have_only_a_part_but_not_nothing() -> None:
     program = """
-        from systems.rounds import _are_equal as equal
-        both, rows, others = {"rows": "3", "v": "1"}, {"rows": "3"}, {"rows": "4"}
-        print(equal(both, rows), equal(rows, others), equal([1], [1]))
+        from systems.rounds import _is_right as right
+        expected = {"rows": "3", "v": "1"}
+        print(right(expected, expected), right({"rows": "3"}, expected), right([1], [1]))
+        wrong = {"rows": "4"}, {}, {"n": "3"}, [1]
+        print(*(right(each, expected) for each in wrong))
     """
-    assert told(program) == "True False True\n"
+    assert told(program) == "True True True\nFalse False False False\n"
+
+
+def test_the_expected_answers_are_those_of_the_input(tmp_path: Path) -> None:
+    facts = {"few": [1, 2, 1, 1], "id": [0, 2, 2, 1], "v": [0.5, 1.0, 2.0, 4.0]}
+    others = {"id": [2, 0, 1], "w": [10.0, 20.0, 40.0]}
+    groups = {"k": [1, 1, 2, 1], "v": [3.0, 7.0, 5.0, 4.0]}
+    rows = {"v": [1.5, 2.0], "w": [0.25, 1.0], "s": ["four", "fives"]}
+    for name, columns in (("facts", facts), ("others", others), ("groups", groups), ("rows", rows)):
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    program = """
+        import sys
+        from systems import expected
+
+        facts, others, groups, rows = ([f"{sys.argv[1]}/{name}.parquet"] for name in sys.argv[2:])
+        print(expected._aggregate(facts, "few"), expected._join(facts, others), expected._groups(groups))
+        print(expected._exchange(rows + rows, 4))
+    """
+    found = told(program, str(tmp_path), "facts", "others", "groups", "rows").splitlines()
+    # 0.5 with 20, 1 and 2 with 10, 4 with 40
+    assert found[0] == "[2, 4, '7.5'] [4, '7.5', '80'] [2, '4']"
+    assert found[1] == "{'rows': '4', 'letters': '18', 'v': '7', 'w': '2.5'}"
 
 
 def test_a_sort_is_read_in_the_order_that_is_told(tmp_path: Path) -> None:

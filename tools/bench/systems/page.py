@@ -1,8 +1,8 @@
 """`write_page`: the tables and plots of docs/comparison.md, from the records.
 
 A case's table and plot stand between two marks, ``<!-- exchange -->`` and ``<!-- /exchange -->``. They are
-those of its latest record that counts: of a commit without changes, with several turns of each system. All other
-text of the page is written by people.
+those of its latest record that counts: of a commit without changes, with several turns of each system. All
+other text of the page is written by people.
 """
 
 from __future__ import annotations
