@@ -66,7 +66,7 @@ def test_what_takes_more_memory_than_its_control_group_has_is_killed() -> None:
         import subprocess, sys
         from control_group import control_group
 
-        work = "import sys; input(); block = b'x' * (int(sys.argv[1]) << 20); print(len(block) >> 20, flush=True)"
+        work = "import sys; input(); block = b'x' * (int(sys.argv[1]) << 20); print(len(block) >> 20)"
 
         def run(size):
             with control_group(96 << 20) as group:
