@@ -15,7 +15,7 @@ from pyspark.sql.streaming import DataStreamWriter
 from sortshuffle.spark.frame.classic_shadow import ClassicShadow, analysed
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
-from sortshuffle.spark.frame.two_sided import READERS
+from sortshuffle.spark.frame.two_sided import ACTIONS
 from sortshuffle.spark.session.requirements import plain_session
 
 # PySpark's methods that only make a plan. They read no row, and change nothing
@@ -27,7 +27,7 @@ _PLANS |= {"zip", "zipWithIndex"}
 
 @delegating(
     classic.DataFrame,
-    lambda frame, method: frame._for_action() if method in READERS and frame._is_in_python else frame,
+    lambda frame, method: frame._for_action() if method in ACTIONS and frame._is_in_python else frame,
     lambda frame, method, args, kwargs: frame._check(method, args, kwargs),
 )
 class ClassicFrame(ShuffleFrame, classic.DataFrame):

@@ -41,6 +41,18 @@ class FrameWriter(DataFrameWriter):
         """Write into a directory for each value of the columns."""
         return self._set("partitionBy", *cols)
 
+    def bucketBy(self, numBuckets: int, col: Any, *cols: Any) -> FrameWriter:
+        """Divide the rows of a table into buckets by the hash of the columns."""
+        return self._set("bucketBy", numBuckets, col, *cols)
+
+    def sortBy(self, col: Any, *cols: Any) -> FrameWriter:
+        """Sort each bucket by the columns."""
+        return self._set("sortBy", col, *cols)
+
+    def clusterBy(self, *cols: Any) -> FrameWriter:
+        """Cluster the rows of a table by the columns."""
+        return self._set("clusterBy", *cols)
+
     def parquet(
         self,
         path: str,
@@ -101,6 +113,8 @@ class FrameWriter(DataFrameWriter):
             options = dict([args]) if setting == "option" else kwargs
             if setting == "partitionBy":
                 raise UnsupportedError("only Spark writes into a directory for each value of a column")
+            if setting in ("bucketBy", "sortBy", "clusterBy"):
+                raise UnsupportedError(f"only Spark knows {setting}()")
             if setting == "mode" and args[0] is not None:
                 found["how"] = args[0]
             for key, value in options.items():

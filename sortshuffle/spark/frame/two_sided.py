@@ -289,7 +289,7 @@ class TwoSidedFrame(DataFrame):
             if isinstance(frame, TwoSidedFrame):
                 frame._cross(method, "Spark", _ONLY_SPARK)
                 _log_crossings(frame, self)
-        if method in READERS:
+        if method in _READERS:
             self._log_read(method)
         return wrapped
 
@@ -515,9 +515,10 @@ def attempt(
 _ONLY_SPARK = "only Spark has this method; those that keep rows in Python are listed in docs/spark.md"
 _LEFT_IS_SPARKS = "the rows of the frame on which it is called are there; frame() takes those to Python"
 _READ_BY_SPARK = "Spark passes them on; count(), write.parquet() and mapInArrow() keep them in Python"
-# PySpark's methods that read the rows; others call `rdd`, `collect` or `take`
-READERS = frozenset(("isEmpty", "tail", "toArrow", "toJSON", "toLocalIterator", "toPandas"))
-READERS |= {"approxQuantile", "corr", "cov"}
+# PySpark's methods that read the rows at once; others call `rdd`, `collect` or `take`
+ACTIONS = frozenset(("isEmpty", "tail", "toArrow", "toLocalIterator", "toPandas"))
+ACTIONS |= {"approxQuantile", "corr", "cov"}
+_READERS = ACTIONS | {"toJSON"}  # which is lazy
 # Operators that take over Spark's analysis of the call, in which columns are resolved
 _READS_ANALYSIS = frozenset(("filter", "selectExpr", "withColumn", "withColumns"))
 # Operators that keep some of several rows, where Spark may keep others

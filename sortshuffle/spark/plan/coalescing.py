@@ -5,8 +5,11 @@ Spark's adaptive execution does this to its own shuffles, and the same settings 
 groupBy, a join or ``repartition("k")`` needs have ``spark.sql.shuffle.partitions`` subpartitions, 200 unless
 it is set, and a task costs some 20 ms of CPU in Python and the JVM however little it reads.
 
-    subpartition   0  1 .. 7    8 .. 15   ...     each is still read, and passed through the steps, by itself,
+    subpartition   0  1  12     2  3  13  ...     each is still read, and passed through the steps, by itself,
     task           0            1         ...      as in a task of its own
+
+Spark chooses which of them go together, by where their map outputs are. So those of a task are not always
+neighbours. The order of rows may differ from that of the own partitions, and from run to run on a cluster.
 
 * Sizes are not guessed. Before an action is planned, `measure` runs the map stages of the exchanges in
   question, sources first, and adds up what they have written (`spark.plan.measured_sizes`). So only actions

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from oracle import confs, jobs
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
@@ -227,6 +228,33 @@ def test_a_plan_is_lazy_and_keeps_the_partitions_of_which_spark_is_told(
     counts = frame.toDF().groupBy("k").count()
     assert "Exchange" not in counts._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
     assert_same_rows(counts, numbers.groupBy("k").count())
+
+
+@pytest.mark.filterwarnings("ignore:The return type of DataFrame.toJSON")
+def test_what_only_prepares_a_read_runs_no_job(numbers: DataFrame, spark: SparkSession) -> None:
+    sortshuffle.frame(numbers).mapInArrow(same, numbers.schema).count()  # workers are checked
+    frame = sortshuffle.frame(numbers).repartition("k")
+    with jobs(spark) as ran:
+        writers = [frame.write.bucketBy(2, "k"), frame.write.sortBy("k"), frame.write.clusterBy("k")]
+        texts = frame.toJSON()
+    assert ran.ids == []
+    assert [type(writer).__name__ for writer in writers] == ["FrameWriter"] * 3
+    assert texts.count() == ROWS
+
+
+def test_a_bucketed_table_is_written_from_coalesced_partitions(
+    numbers: DataFrame, spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    frame = sortshuffle.frame(numbers).repartition("k")
+    writer = frame.write.bucketBy(2, "k").sortBy("id")
+    with pytest.raises(AnalysisException, match="bucketBy"):
+        writer.parquet(str(tmp_path / "files"))
+    writer.option("path", str(tmp_path / "table")).saveAsTable("bucketed")
+    try:
+        assert_same_rows(spark.table("bucketed"), numbers)
+        assert tasks(frame, capsys) == [IN_ONE]
+    finally:
+        spark.sql("DROP TABLE bucketed")
 
 
 def test_after_an_action_spark_is_told_nothing_that_is_not_so(numbers: DataFrame) -> None:
