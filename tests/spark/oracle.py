@@ -202,10 +202,12 @@ def partition_count(frame: ShuffleFrame) -> int:
 
 @dataclass
 class Jobs:
-    """The Spark jobs of a block, complete after it. ``stages``: of every job, the skipped ones included."""
+    """The Spark jobs of a block, complete after it. ``stages``: of every job, the skipped ones included.
+    ``tasks``: of the last stage of every job."""
 
     ids: list[int] = field(default_factory=list)
     stages: list[int] = field(default_factory=list)
+    tasks: list[int] = field(default_factory=list)
 
 
 @contextmanager
@@ -222,7 +224,9 @@ def jobs(spark: SparkSession) -> Iterator[Jobs]:
     context._jsc.sc().listenerBus().waitUntilEmpty()
     tracker = context.statusTracker()
     found.ids += sorted(tracker.getJobIdsForGroup(group))
-    found.stages += [len(tracker.getJobInfo(job).stageIds) for job in found.ids]
+    stages = [tracker.getJobInfo(job).stageIds for job in found.ids]
+    found.stages += map(len, stages)
+    found.tasks += [tracker.getStageInfo(max(ids)).numTasks for ids in stages]
 
 
 def counter_of_tasks(spark: SparkSession) -> tuple[Accumulator[int], Callable[[Batches], Batches]]:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrameWriter
 
 from sortshuffle.errors import OptionError, UnsupportedError, UsageError
 from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.parquet_job import ParquetJob
+from sortshuffle.spark.session.requirements import is_classic
 
 
-@delegating(DataFrameWriter, lambda writer, _: writer._spark_writer())
+@delegating(
+    DataFrameWriter,
+    lambda writer, method: writer._spark_writer(method, writer._target),
+    lambda writer, method, args, kwargs: writer._note_target(args, kwargs),
+)
 class FrameWriter(DataFrameWriter):
     """Writes the rows of a frame, which `ShuffleFrame.write` makes it for. Parquet files on a local path are
     written by the Python workers (`parquet_job`). Spark writes everything else, with the same settings."""
@@ -20,6 +27,7 @@ class FrameWriter(DataFrameWriter):
     def __init__(self, frame: Any) -> None:
         self._frame = frame
         self._settings: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._target: Any = None
 
     def mode(self, saveMode: str | None) -> FrameWriter:
         """Choose what to do if the target exists: error (the default), append, overwrite, ignore."""
@@ -66,7 +74,7 @@ class FrameWriter(DataFrameWriter):
             self.partitionBy(partitionBy)
         if compression is not None:
             self.option("compression", compression)
-        self._write_parquet(path, lambda: self._spark_writer().parquet(path))
+        self._write_parquet(path, lambda: self._spark_writer("parquet", path).parquet(path))
 
     def save(
         self,
@@ -84,9 +92,9 @@ class FrameWriter(DataFrameWriter):
             self.format(format)
         formats = [args[0] for setting, args, _ in self._settings if setting == "format"]
         if path is None or formats[-1:] != ["parquet"]:
-            self._spark_writer().save(path)
+            self._spark_writer("save", path).save(path)
         else:
-            self._write_parquet(path, lambda: self._spark_writer().save(path))
+            self._write_parquet(path, lambda: self._spark_writer("save", path).save(path))
 
     def _set(self, setting: str, *args: Any, **kwargs: Any) -> FrameWriter:
         self._settings.append((setting, args, kwargs))
@@ -123,12 +131,35 @@ class FrameWriter(DataFrameWriter):
                 found["codec"] = value
         return found
 
-    def _spark_writer(self) -> DataFrameWriter:
-        """Return PySpark's writer, with the same settings."""
-        writer = self._frame._for_action().write
+    def _note_target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._target = next(iter((*args, *kwargs.values())), None)
+
+    def _spark_writer(self, method: str, target: Any) -> DataFrameWriter:
+        """Return PySpark's writer, with the same settings, to call ``method`` for this path or table."""
+        refused = method != "insertInto" and self._may_be_refused(method, target)
+        writer = (self._frame._to_spark() if refused else self._frame._for_action()).write
         for setting, args, kwargs in self._settings:
             writer = getattr(writer, setting)(*args, **kwargs)
         return writer
 
+    def _may_be_refused(self, method: str, target: Any) -> bool:
+        """Return whether Spark may refuse to write, or write nothing, because the target exists. Then no
+        stage should run first. Where the target is not known, it may be so."""
+        modes = [str(args[0]).lower() for setting, args, _ in self._settings if setting == "mode" and args[0]]
+        if modes[-1:] in (["append"], ["overwrite"]) or not is_classic(self._frame.sparkSession):
+            return False
+        try:
+            return _exists(self._frame.sparkSession, target, is_table=method == "saveAsTable")
+        except (PySparkException, Py4JError):
+            return True
+
     def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         return result
+
+
+def _exists(session: Any, target: Any, *, is_table: bool) -> bool:
+    """Return whether there is a table of this name, or something at this path."""
+    if is_table:
+        return bool(session.catalog.tableExists(target))
+    path = session._jvm.org.apache.hadoop.fs.Path(target)
+    return bool(path.getFileSystem(session._jsc.hadoopConfiguration()).exists(path))

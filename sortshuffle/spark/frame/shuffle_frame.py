@@ -470,7 +470,8 @@ class ShuffleFrame(TwoSidedFrame):
         a sort this runs the plan of ``limit(num)``, not that of the sort."""
         self._log_read("take")
         with own_errors():
-            rows: list[Any] = self._first_of_sort(num)._for_action().take(num)
+            frame = self._first_of_sort(num)
+            rows: list[Any] = (frame._for_action() if num else frame._to_spark()).take(num)
             return rows
 
     def show(self, n: int = 20, truncate: bool | int = True, vertical: bool = False) -> None:

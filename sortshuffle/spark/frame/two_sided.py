@@ -517,8 +517,8 @@ _LEFT_IS_SPARKS = "the rows of the frame on which it is called are there; frame(
 _READ_BY_SPARK = "Spark passes them on; count(), write.parquet() and mapInArrow() keep them in Python"
 # PySpark's methods that read the rows at once; others call `rdd`, `collect` or `take`
 ACTIONS = frozenset(("isEmpty", "tail", "toArrow", "toLocalIterator", "toPandas"))
-ACTIONS |= {"approxQuantile", "corr", "cov"}
-_READERS = ACTIONS | {"toJSON"}  # which is lazy
+# The same; the first is lazy, and the others may refuse their columns first
+_READERS = ACTIONS | {"toJSON", "approxQuantile", "corr", "cov"}
 # Operators that take over Spark's analysis of the call, in which columns are resolved
 _READS_ANALYSIS = frozenset(("filter", "selectExpr", "withColumn", "withColumns"))
 # Operators that keep some of several rows, where Spark may keep others

@@ -147,11 +147,13 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class MapStage:
-    """One pass over rows that one or several exchanges need. ``steps``: those common to all branches."""
+    """One pass over rows that one or several exchanges need. ``steps``: those common to all branches.
+    ``tasks``: how many there are, if several partitions are read in each; otherwise None."""
 
     number: int
     steps: tuple[Step, ...]
     branches: tuple[Branch, ...]
+    tasks: int | None = None
 
 
 class ShuffleDependency(Protocol):
@@ -191,6 +193,9 @@ class ShuffleDependency(Protocol):
     def sizes(self) -> Sizes:
         """Return the sizes of the subpartitions. The first call runs the map stage."""
 
+    def measured(self, sizes: Sizes) -> None:
+        """Record the sizes, which somebody else has measured."""
+
     def stage(self) -> MapStage:
         """Return the stage that writes this exchange, or that would if it were built now."""
 
@@ -227,9 +232,10 @@ class Origin(ABC):
         is concerned (`spark.plan.skew`)."""
         return []
 
-    def coalesced(self, chain: Chain, count: int) -> Origin | None:
+    def coalesced(self, chain: Chain, count: int, ends: tuple[int, ...] = ()) -> Origin | None:
         """Return what reads the rows of ``chain``, which begins with this origin, in at most ``count`` tasks;
-        None if the rows that Spark feeds to it do not carry the numbers of their partitions."""
+        None if the rows that Spark feeds to it do not carry the numbers of their partitions. ``ends``: for
+        each task the number after that of its last partition; empty: Spark chooses."""
         return None
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:

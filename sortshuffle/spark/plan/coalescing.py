@@ -5,11 +5,8 @@ Spark's adaptive execution does this to its own shuffles, and the same settings 
 groupBy, a join or ``repartition("k")`` needs have ``spark.sql.shuffle.partitions`` subpartitions, 200 unless
 it is set, and a task costs some 20 ms of CPU in Python and the JVM however little it reads.
 
-    subpartition   0  1  12     2  3  13  ...     each is still read, and passed through the steps, by itself,
-    task           0            1         ...      as in a task of its own
-
-Spark chooses which of them go together, by where their map outputs are. So those of a task are not always
-neighbours. The order of rows may differ from that of the own partitions, and from run to run on a cluster.
+    subpartition   0 .. 7    8 .. 15   ...     each is still read, and passed through the steps, by itself,
+    task           0         1         ...     as in a task of its own
 
 * Sizes are not guessed. Before an action is planned, `measure` runs the map stages of the exchanges in
   question, sources first, and adds up what they have written (`spark.plan.measured_sizes`). So only actions
@@ -25,10 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from sortshuffle.options import MIB
 from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
 from sortshuffle.spark.plan.kept_rows import kept_beginning
+from sortshuffle.spark.plan.measured_sizes import measure_sizes
 from sortshuffle.spark.session.session_settings import SessionSettings
 from sortshuffle.spark.worker.stages import Step
 
@@ -55,36 +56,63 @@ def _measure(chain: Chain, seen: set[ShuffleDependency]) -> None:
         if exchange not in seen and not exchange.is_built:
             seen.add(exchange)
             _measure(exchange.upstream, seen)
-    for exchange in _small_exchanges(chain):
-        exchange.sizes()
+    _measure_together([exchange for exchange in _small_exchanges(chain) if not exchange.is_measured])
+
+
+def _measure_together(exchanges: Sequence[ShuffleDependency]) -> None:
+    """Measure exchanges that one stage reads, in one job, so that their map stages run at the same time."""
+    if len(exchanges) < 2:
+        for exchange in exchanges:
+            exchange.sizes()
+        return
+    context = exchanges[0].upstream.context
+    control = context.planner.together([exchange.control_rows() for exchange in exchanges])
+    counts = {exchange.number: exchange.subpartitions for exchange in exchanges}
+    found = measure_sizes(control, counts, context.host_service())
+    for exchange in exchanges:
+        exchange.measured(found[exchange.number])
 
 
 def is_coalesced(chain: Chain) -> bool:
     """Return whether the stage of this chain has fewer tasks than the partitions of its exchanges."""
-    return _tasks(chain) is not None
+    return _ends(chain) is not None
+
+
+def tasks_of(chain: Chain) -> int | None:
+    """Return how many tasks the stage of this chain has, if it is coalesced; otherwise None."""
+    ends = _ends(chain)
+    return None if ends is None else len(ends)
 
 
 def coalesced_origin(chain: Chain, steps: tuple[Step, ...]) -> Origin | None:
     """Return what reads the chain's exchanges in fewer tasks, and applies the first ``steps`` of the chain;
     None if there are to be as many tasks as partitions."""
-    count = _tasks(chain)
-    return None if count is None else chain.origin.coalesced(replace(chain, steps=steps), count)
+    ends = _ends(chain)
+    return None if ends is None else chain.origin.coalesced(replace(chain, steps=steps), len(ends), ends)
 
 
-def lines(chain: Chain) -> list[str]:
-    """Return the lines of `explain()` on the tasks of a chain's stage."""
-    count = _tasks(chain)
-    return [] if count is None else [f"{chain.origin.partitions()} small partitions in {count} tasks"]
-
-
-def _tasks(chain: Chain) -> int | None:
+def _ends(chain: Chain) -> tuple[int, ...] | None:
+    """Return for each task the number after that of its last partition; None if each reads one partition."""
     exchanges = _small_exchanges(chain)
     if not exchanges or not all(exchange.is_measured for exchange in exchanges):
         return None
-    size = sum(sum(exchange.sizes().totals) for exchange in exchanges)
-    few = min(_fewest(chain), math.ceil(size / SMALLEST))
-    count = max(1, few, math.ceil(size / LARGEST))
-    return count if count < chain.origin.partitions() else None
+    sizes: Any = np.sum([exchange.sizes().totals for exchange in exchanges], axis=0, dtype=np.float64)
+    total = sizes.sum()
+    few = min(_fewest(chain), math.ceil(total / SMALLEST))
+    ends = neighbours(sizes, max(1, few, math.ceil(total / LARGEST)))
+    return ends if len(ends) < len(sizes) else None
+
+
+def neighbours(sizes: Any, count: int) -> tuple[int, ...]:
+    """Divide partitions into at most ``count`` groups of neighbours of about equal size: return for each
+    group the number after that of its last partition. A partition belongs to the group that contains the
+    middle of its bytes. ``sizes``: of all partitions, a NumPy array of doubles."""
+    total = sizes.sum()
+    if not total:
+        return (len(sizes),)
+    middles = np.cumsum(sizes) - sizes / 2
+    groups = np.minimum((middles * count / total).astype(np.int64), count - 1)  # without bytes at the end
+    return (*(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(sizes))
 
 
 def _small_exchanges(chain: Chain) -> Sequence[ShuffleDependency]:

@@ -120,9 +120,11 @@ def exchanged_size(exchange: ShuffleDependency) -> int | None:
     """Return the bytes of an exchange's rows: those written if its map stage has run, else an estimate."""
     if exchange.is_measured:
         return sum(exchange.sizes().totals)
-    number, upstream = exchange.stage().number, exchange.upstream
-    reports = [report for (stage, _), report in upstream.context.reports.value.items() if stage == number]
-    if not reports or len(reports) < skew.sliced_origin(upstream).partitions():
+    stage, upstream = exchange.stage(), exchange.upstream
+    reports = [
+        report for (number, _), report in upstream.context.reports.value.items() if number == stage.number
+    ]
+    if not reports or len(reports) < (stage.tasks or skew.sliced_origin(upstream).partitions()):
         return estimated_size(upstream)
     outputs = [report.outputs[exchange.number] for report in reports if exchange.number in report.outputs]
     return sum(output.counts["raw_bytes_written"] for output in outputs)

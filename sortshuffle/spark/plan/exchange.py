@@ -132,8 +132,12 @@ class Exchange:
         with self._sizes_lock:
             if self._sizes is None:
                 service = self.upstream.context.host_service()
-                self._sizes = measure_sizes(self.number, self.control(), self.subpartitions, service)
+                counts = {self.number: self.subpartitions}
+                self._sizes = measure_sizes(self.control(), counts, service)[self.number]
             return self._sizes
+
+    def measured(self, sizes: Sizes) -> None:
+        self._sizes = sizes  # without the lock: whoever holds it finds the same sizes
 
     @property
     def is_measured(self) -> bool:

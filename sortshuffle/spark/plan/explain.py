@@ -23,7 +23,12 @@ def text(chain: Chain, totals: Sequence[StageTotals], runs: Sequence[int]) -> st
     writers = {exchange.stage().number: exchange for exchange in chain.exchanges()}
     for _, exchange in sorted(writers.items()):
         lines += _map_stage(exchange, done)
-    lines += ["Result stage", *_inputs(chain), *_steps(chain.steps, "    "), "    -> rows"]
+    lines += [
+        "Result stage",
+        *_inputs(chain, coalescing.tasks_of(chain)),
+        *_steps(chain.steps, "    "),
+        "    -> rows",
+    ]
     lines += [f"    run {run}: {_figures(done[run])}" for run in runs if run in done]
     if not chain.context.reports.arrive:
         lines.append("over Spark Connect there are no figures of what ran: tasks have no way to report them")
@@ -35,7 +40,7 @@ def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> 
     total = done.get(stage.number)
     count = len(stage.branches)
     yield f"Stage {stage.number}, writes {'an exchange' if count == 1 else f'{count} exchanges in one pass'}"
-    yield from _inputs(exchange.upstream)
+    yield from _inputs(exchange.upstream, stage.tasks)
     yield from _steps(stage.steps, "    ")
     for branch in stage.branches:
         yield from _steps(branch.steps, "        ")
@@ -46,10 +51,12 @@ def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> 
         yield f"    {_figures(total)}"
 
 
-def _inputs(chain: Chain) -> list[str]:
-    """Return the lines on what a stage reads, and on how subpartitions are divided among its tasks."""
-    coalesced = [] if skew.is_sliced(chain) else coalescing.lines(chain)
-    lines = (*chain.origin.lines(), *skew.lines(chain), *coalesced)
+def _inputs(chain: Chain, tasks: int | None) -> list[str]:
+    """Return the lines on what a stage reads, and on how subpartitions are divided among its tasks.
+    ``tasks``: how many there are, if each reads several partitions."""
+    lines = [*chain.origin.lines(), *skew.lines(chain)]
+    if tasks is not None and not skew.is_sliced(chain):
+        lines.append(f"{chain.origin.partitions()} small partitions in {tasks} tasks")
     return [f"    {line}" for line in lines]
 
 

@@ -27,6 +27,7 @@ from weakref import WeakSet
 
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.plan.chain import Branch, Chain, MapStage, ShuffleDependency
+from sortshuffle.spark.plan.coalescing import tasks_of
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.classic_planner import rdd_of
 from sortshuffle.spark.session.planner import ControlRows
@@ -143,7 +144,7 @@ def _stage_for(exchanges: Sequence[Waiting]) -> MapStage:
         for exchange in exchanges
     )
     # the lowest number is above those of the exchanges that the stage reads, and below those of its readers
-    return MapStage(exchanges[0].number, steps, branches)
+    return MapStage(exchanges[0].number, steps, branches, tasks_of(exchanges[0].upstream))
 
 
 def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[ControlRows]:

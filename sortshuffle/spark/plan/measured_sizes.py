@@ -1,6 +1,6 @@
-"""Measures the subpartitions of an exchange: a small job adds up the bytes in the control rows.
+"""Measures the subpartitions of exchanges: a small job adds up the bytes in the control rows.
 
-The job runs the map stage if it has not run yet. Control rows are shared, so the stage does not run again.
+The job runs the map stages that have not run yet. Control rows are shared, so no stage runs again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from sortshuffle.options import Options
 from sortshuffle.spark.session.naming import call_site
 from sortshuffle.spark.session.service import HostService
-from sortshuffle.spark.steps.subpartition_sizes import sum_sizes
+from sortshuffle.spark.steps.subpartition_sizes import SIZES, sum_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,25 @@ class Sizes:
         return [number for number, size in enumerate(self.totals) if size > least]
 
 
-def measure_sizes(exchange: int, control: DataFrame, subpartitions: int, service: HostService) -> Sizes:
-    """Add up control rows in a job. ``exchange``: its number. ``service``: that of each task's host."""
+def measure_sizes(
+    control: DataFrame, subpartitions: Mapping[int, int], service: HostService
+) -> dict[int, Sizes]:
+    """Add up the control rows of some exchanges, in one job. ``subpartitions``: how many each has, by number.
+    ``service``: that of each task's host."""
 
     def run(batches: Any) -> Any:
         return sum_sizes(batches, service)
 
     context = control.sparkSession.sparkContext
-    few = max(1, min(subpartitions, context.defaultParallelism))  # a partition's rows stay together
-    with call_site(context, f"sortshuffle sizes of exchange {exchange}"):
-        rows = control.coalesce(few).mapInArrow(run, "subpartition int, map_index int, bytes long").collect()
-    totals = [0] * subpartitions
-    by_map: dict[int, dict[int, int]] = {}
-    for subpartition, map_index, size in rows:
-        totals[subpartition] += size
+    most = max(subpartitions.values())
+    few = max(1, min(most, context.defaultParallelism))  # a partition's rows stay together
+    numbers = ", ".join(map(str, subpartitions))
+    with call_site(context, f"sortshuffle sizes of exchange {numbers}"):
+        rows = control.coalesce(few).mapInArrow(run, SIZES).collect()
+    totals = {exchange: [0] * count for exchange, count in subpartitions.items()}
+    by_map: dict[int, dict[int, dict[int, int]]] = {exchange: {} for exchange in subpartitions}
+    for exchange, subpartition, map_index, size in rows:
+        totals[exchange][subpartition] += size
         if map_index is not None:
-            by_map.setdefault(subpartition, {})[map_index] = size
-    return Sizes(tuple(totals), by_map)
+            by_map[exchange].setdefault(subpartition, {})[map_index] = size
+    return {exchange: Sizes(tuple(totals[exchange]), by_map[exchange]) for exchange in subpartitions}

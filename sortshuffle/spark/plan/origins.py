@@ -48,6 +48,7 @@ from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.once import once
 from sortshuffle.spark.plan.skew import runs_on_any_part
 from sortshuffle.spark.plan.staging import plan_stage
+from sortshuffle.spark.session.classic_planner import join_neighbours
 from sortshuffle.spark.session.planner_choice import planner_of
 from sortshuffle.spark.steps.scan import Scan
 from sortshuffle.spark.worker.several import ChainInput, CombineLegs, ReadCoalesced, ReadTogether, ReadUnion
@@ -159,8 +160,8 @@ class ParquetOrigin(Origin):
         where = f" where {_all_of(self.filters)}" if self.filters else ""
         return [f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"]
 
-    def coalesced(self, chain: Chain, count: int) -> Origin:
-        return CoalescedOrigin(chain, count)
+    def coalesced(self, chain: Chain, count: int, ends: tuple[int, ...] = ()) -> Origin:
+        return CoalescedOrigin(chain, count, ends)
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         """Return about the bytes of the columns in the files that the scan reads. No footer is read: `plan`
@@ -225,8 +226,8 @@ class ExchangeOrigin(Origin):
         ordered = "" if self.order is None else ", in key order"
         return [f"exchange {self.exchange.number}{ordered}"]
 
-    def coalesced(self, chain: Chain, count: int) -> Origin:
-        return CoalescedOrigin(chain, count)
+    def coalesced(self, chain: Chain, count: int, ends: tuple[int, ...] = ()) -> Origin:
+        return CoalescedOrigin(chain, count, ends)
 
     def sliceable(self) -> list[ShuffleDependency]:
         return [self.exchange] if self.order is None and self.exchange.subpartitions > 1 else []
@@ -272,8 +273,8 @@ class TogetherOrigin(_OriginOfChains):
     def lines(self) -> list[str]:
         return [self.combine.describe(), *lines_of(self.inputs)]
 
-    def coalesced(self, chain: Chain, count: int) -> Origin:
-        return CoalescedOrigin(chain, count)
+    def coalesced(self, chain: Chain, count: int, ends: tuple[int, ...] = ()) -> Origin:
+        return CoalescedOrigin(chain, count, ends)
 
     def sliceable(self) -> list[ShuffleDependency]:
         sliceable: list[ShuffleDependency] = []
@@ -355,10 +356,12 @@ class SparkUnionOrigin(_OriginOfChains):
 
 @dataclass(frozen=True, eq=False)
 class CoalescedOrigin(Origin):
-    """The partitions of a chain in at most ``count`` tasks, each of which reads them in sequence."""
+    """The partitions of a chain in at most ``count`` tasks, each of which reads them in sequence. ``ends``:
+    for each task the number after that of its last partition; empty: Spark chooses what a task reads."""
 
     chain: Chain
     count: int
+    ends: tuple[int, ...] = ()
 
     def rows(self) -> DataFrame:
         origin = self.chain.origin
@@ -366,7 +369,7 @@ class CoalescedOrigin(Origin):
         exchanges = [exchange.control_rows() for exchange in origin.exchanges()]
         # numbered, because a partition without control rows counts, too
         rows = planner.together(exchanges, numbered=True) if exchanges else planner.share(origin.rows())
-        return rows.coalesce(self.count)
+        return join_neighbours(rows, self.ends) if self.ends else rows.coalesce(self.count)
 
     def opening(self) -> Opening:
         origin = self.chain.origin

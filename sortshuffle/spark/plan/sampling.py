@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame
 
 from sortshuffle.partitioner import SortKey, determine_bounds
 from sortshuffle.spark.plan.chain import Chain, WrappedOrigin
+from sortshuffle.spark.plan.coalescing import coalesced_origin
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.worker.key_samples import COLUMNS, SampleKeys
 
@@ -58,10 +59,15 @@ class Sampling:
     upstream: Chain
     columns: tuple[int, ...]
     stage: int
+    _chain: Chain = field(init=False)  # the upstream, in as many tasks as it is sampled in
     _rows: DataFrame = field(init=False)
 
     def __post_init__(self) -> None:
-        rows = self.upstream.origin.rows()
+        coalesced = coalesced_origin(self.upstream, self.upstream.steps)
+        self._chain = (
+            self.upstream if coalesced is None else replace(self.upstream, origin=coalesced, steps=())
+        )
+        rows = self._chain.origin.rows()
         self._rows = self.upstream.context.planner.share(rows)  # planned once for both jobs
 
     def bounds(self, keys: Sequence[SortKey], subpartitions: int) -> pa.RecordBatch | None:
@@ -93,8 +99,7 @@ class Sampling:
 
     def _run(self, size: int | Mapping[int, int]) -> dict[int, KeySample]:
         """Run one job, and return the samples by producer, without producers that have no rows."""
-        origin = _Planned(self.upstream.origin, self._rows)
-        chain = replace(self.upstream, origin=origin)
+        chain = replace(self._chain, origin=_Planned(self._chain.origin, self._rows))
         closing = SampleKeys(self.columns, size)
         rows = plan_stage(chain, self.stage, closing, COLUMNS, purpose="samples keys").collect()
         samples = map(KeySample.unpacked, rows)

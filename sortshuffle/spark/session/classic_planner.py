@@ -125,6 +125,26 @@ def pick_partitions(frame: DataFrame, partitions: Sequence[int]) -> DataFrame:
     return _scan(frame, union)
 
 
+def join_neighbours(frame: DataFrame, ends: Sequence[int]) -> DataFrame:
+    """Return the rows of a frame in fewer partitions, without shuffling: each has those of neighbouring ones,
+    in their order. ``ends``: ascending; for each partition the number after that of its last one.
+    `DataFrame.coalesce` puts partitions together that are near each other on the cluster."""
+    context: Any = frame.sparkSession.sparkContext
+    jvm = context._jvm
+    rdd = rdd_of(frame)
+    none, tag = scala_object(jvm, "scala.None"), rdd.elementClassTag()
+    pruning = java_class(jvm, "org.apache.spark.rdd.PartitionPruningRDD")
+    coalesced = java_class(jvm, "org.apache.spark.rdd.CoalescedRDD")
+    parts = [
+        coalesced(pruning.create(rdd, _whole_numbers(jvm, start, end)), 1, none, tag)
+        for start, end in pairwise([0, *ends])
+    ]
+    union = java_class(jvm, "org.apache.spark.rdd.UnionRDD")(
+        context._jsc.sc(), jvm.PythonUtils.toSeq(parts), tag
+    )
+    return _scan(frame, union)
+
+
 def _level(frame: DataFrame) -> str:
     return str(rdd_of(frame).outputDeterministicLevel().toString())
 

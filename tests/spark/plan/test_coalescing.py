@@ -3,17 +3,21 @@ rows are the same."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as hs
 from oracle import confs, jobs
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
@@ -24,7 +28,8 @@ import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.spark.plan import coalescing
-from sortshuffle.spark.plan.coalescing import TASKS_PER_CORE
+from sortshuffle.spark.plan.coalescing import TASKS_PER_CORE, neighbours
+from sortshuffle.spark.plan.estimated_sizes import exchanged_size
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -342,3 +347,95 @@ def test_a_function_that_fails_in_a_measured_stage_raises_its_error(numbers: Dat
     for action in (failing.count, failing.collect, failing.toPandas, failing.show):
         with pytest.raises(SchemaMismatchError, match=r"mapInArrow\(wrong\)"):
             action()
+
+
+# ---- groups of neighbours, and what runs when ------------------------------------------------------------
+
+
+@given(hs.lists(hs.integers(0, 10**9), min_size=1, max_size=60), hs.integers(1, 20))
+def test_tasks_read_neighbours_of_about_equal_bytes(sizes: list[int], count: int) -> None:
+    ends = neighbours(np.array(sizes, np.float64), count)
+
+    assert 1 <= len(ends) <= count
+    assert list(ends) == sorted(set(ends))
+    assert ends[-1] == len(sizes)
+    groups = [sum(sizes[start:end]) for start, end in itertools.pairwise([0, *ends])]
+    share = sum(sizes) / count
+    assert all(group <= share + max(sizes) + 1 for group in groups)
+
+
+def test_the_order_of_rows_is_that_of_the_partitions(
+    numbers: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(coalescing, "SMALLEST", 1)
+    frame = sortshuffle.frame(numbers).repartition("k")
+    found = frame.collect()
+    assert tasks(frame, capsys) == [f"{MANY} small partitions in {TASKS_PER_CORE * CORES} tasks"]
+    assert found == frame.toDF().collect()
+
+
+def test_a_write_that_spark_refuses_or_skips_runs_no_stage(
+    numbers: DataFrame, spark: SparkSession, tmp_path: Path
+) -> None:
+    frame = sortshuffle.frame(numbers).repartition("k")
+    numbers.write.saveAsTable("there")
+    try:
+        with jobs(spark) as ran:
+            for write in (frame.write.csv, frame.write.parquet, frame.write.format("json").save):
+                with pytest.raises(AnalysisException, match="ALREADY_EXISTS"):
+                    write(str(tmp_path))
+            with pytest.raises(AnalysisException, match="ALREADY_EXISTS"):
+                frame.write.saveAsTable("there")
+            frame.write.mode("ignore").csv(str(tmp_path))
+            assert frame.take(0) == []
+        assert ran.ids == []
+        again = sortshuffle.frame(numbers).repartition("k")
+        again.write.mode("overwrite").csv(str(tmp_path))
+        again.write.insertInto("there")
+        assert len(list(tmp_path.glob("*.csv"))) == 1
+        assert spark.table("there").count() == 2 * ROWS
+    finally:
+        spark.sql("drop table there")
+
+
+def test_the_bytes_that_a_coalesced_stage_wrote_are_known(numbers: DataFrame) -> None:
+    frame: Any = sortshuffle.frame(numbers).repartition("k").mapInArrow(same, numbers.schema)
+    placed = frame.repartition(4, "s")
+    assert placed.count() == ROWS
+    (exchange,) = placed._chain.origin.exchanges()
+    assert not exchange.is_measured
+    assert exchanged_size(exchange) == sum(exchange.sizes().totals)
+
+
+def test_a_stage_that_was_planned_before_has_its_partitions(
+    numbers: DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = sortshuffle.frame(numbers).repartition("k")
+    counts = placed.groupBy("s").count()
+    counts.toDF()
+    assert placed.count() == ROWS
+    assert tasks(counts, capsys) == []
+    assert len(counts.collect()) == 7
+
+
+def test_a_sort_samples_several_partitions_in_a_task(numbers: DataFrame, spark: SparkSession) -> None:
+    sortshuffle.frame(numbers).mapInArrow(same, numbers.schema).count()  # workers are checked
+    groups = sortshuffle.frame(numbers).groupBy("k").agg(sf.sum("id").alias("total"))
+    with jobs(spark) as ran:
+        rows = groups.sort("total").collect()
+    assert [row.total for row in rows] == sorted(row.total for row in rows)
+    assert len(rows) == 101
+    # measured with the map stage, sampled, sorted
+    assert len(ran.ids) == 3
+    assert ran.tasks[1] == 1
+
+
+def test_the_map_stages_of_a_join_run_in_one_job(numbers: DataFrame, spark: SparkSession) -> None:
+    frame = sortshuffle.frame(numbers)
+    assert frame.count() == ROWS
+    joined = frame.join(frame.withColumnRenamed("s", "t").drop("id").distinct(), "k")
+    sides = joined._chain.origin.exchanges()
+    with jobs(spark) as ran:
+        assert joined.count() > ROWS
+    assert len(sides) == 2
+    assert len(ran.ids) == 2 + 1  # distinct() has an exchange of its own

@@ -25,7 +25,7 @@ from sortshuffle.spark.session.requirements import plain_session
 
 SETTINGS = {
     "spark.master": "local[2]",
-    "spark.sql.shuffle.partitions": "3",
+    "spark.sql.shuffle.partitions": "5",
     # PySpark 4.3 refuses timestamps of other zones that an applyInArrow function returns as it got them
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
@@ -44,13 +44,14 @@ def with_fewer_partitions(seed: int) -> str:
 def partitions_as_if_many(seed: int) -> Iterator[None]:
     """Exchange the few rows of every fourth pipeline as large rows are: into several partitions, of which
     each task of an action then reads several."""
-    before = partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE
+    before = partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE, coalescing.LARGEST
     if seed % 4 == 3:
         partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE = -1, 0
+        coalescing.LARGEST = (300, 1000, 4000)[seed % 3]  # bytes
     try:
         yield
     finally:
-        partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE = before
+        partition_counts.FEW_BYTES, coalescing.TASKS_PER_CORE, coalescing.LARGEST = before
 
 
 @click.command()
