@@ -29,7 +29,7 @@ from sortshuffle.reading.channel import (
 )
 from sortshuffle.reading.read_ahead import ReadAhead
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.files.grouping import in_groups
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 Items: TypeAlias = Generator[tuple[InputChannel, Any], None, None]
@@ -75,8 +75,7 @@ class Fetcher:
         items, which are no longer charged."""
         groups = list(self._in_groups(fetches))
         if len(groups) <= 1:  # there is nothing to read ahead, so no thread is needed
-            for fetch in fetches:
-                yield self._fetch_here(fetch)
+            yield from map(self._fetch_here, fetches)
             return
         stored = any(isinstance(fetch.channel, StoredInputChannel) for fetch in fetches)
         threads = max(self._threads, CONCURRENT_FETCHES) if stored else self._threads
@@ -90,17 +89,11 @@ class Fetcher:
     def _in_groups(self, fetches: Sequence[Fetch]) -> Iterator[list[Fetch]]:
         """Divide fetches into those that a thread does one after another: small ones of local files."""
         most = min(GROUP_BYTES, self.budget.limit // FETCHES_IN_BUDGET)
-        group: list[Fetch] = []
-        size = 0
-        for fetch in fetches:
-            memory = self._memory(fetch) if isinstance(fetch.channel, LocalInputChannel) else most
-            if group and size + memory > most:
-                yield group
-                group, size = [], 0
-            group.append(fetch)
-            size += memory
-        if group:
-            yield group
+
+        def size_of(fetch: Fetch) -> int:
+            return self._memory(fetch) if isinstance(fetch.channel, LocalInputChannel) else most
+
+        return in_groups(((fetch, size_of(fetch)) for fetch in fetches), most)
 
     def streamed(self, fetch: Fetch, part_bytes: int) -> Generator[Any, None, None]:
         """Yield the items of one fetch, holding only a part of it. See `Fetch.stream`."""
@@ -145,14 +138,6 @@ def plan_fetches(
     """Yield fetches in the order of extents: neighbouring extents of one channel, up to ``fetch_bytes`` of
     memory, or one larger extent."""
     for channel in channels:
-        group: list[Extent] = []
-        size = 0
-        for extent in channel.extents:
-            held = memory_of(extent, payload)
-            if group and size + held > fetch_bytes:
-                yield Fetch(channel, tuple(group))
-                group, size = [], 0
-            group.append(extent)
-            size += held
-        if group:
+        sized = ((extent, memory_of(extent, payload)) for extent in channel.extents)
+        for group in in_groups(sized, fetch_bytes):
             yield Fetch(channel, tuple(group))

@@ -37,6 +37,7 @@ from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
+from sortshuffle.storage.files.grouping import in_groups
 
 # Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
@@ -149,17 +150,8 @@ def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
         if sizes[0]:
             yield [first]
         return
-    group: list[int] = []
-    size = 0
     filled = np.flatnonzero(sizes)
-    for subpartition, each in zip((filled + first).tolist(), sizes[filled].tolist(), strict=True):
-        if group and size + each > READ_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(subpartition)
-        size += each
-    if group:
-        yield group
+    yield from in_groups(zip((filled + first).tolist(), sizes[filled].tolist(), strict=True), READ_BYTES)
 
 
 def _neighbours(
