@@ -1,8 +1,12 @@
 """The worker's side of a scan.
 
-A task reads the requested columns of its row groups in order, in batches of up to `BATCH_ROWS` rows. It uses
-`ParquetFile` without pre-buffering: 170 MB in 3 row groups took 0.14 s and 75 MiB of memory, with a dataset
-scanner 0.13 s and 260 MiB.
+A task reads the requested columns of its row groups in order, in batches of up to `BATCH_ROWS` rows and about
+`BATCH_BYTES`. It uses `ParquetFile` without pre-buffering: 170 MB in 3 row groups took 0.14 s and 75 MiB of
+memory, with a dataset scanner 0.13 s and 260 MiB.
+
+No budget counts this memory: the batch, and for each column a read buffer, a page and a dictionary, which the
+writer of the file made of about 1 MiB each. It has room in the share for reading ahead, which a stage that
+scans does not use. So the batch and the read buffers of wide tables are limited.
 
 Each file is fitted separately, when it is opened: files of one table may have columns in another order, of
 another type, or not at all. The files fix the order of rows, so a scan is reproducible.
@@ -20,16 +24,26 @@ import pyarrow.parquet as pq
 from pyspark.sql import types as st
 
 from sortshuffle.errors import UsageError
-from sortshuffle.options import MIB
+from sortshuffle.options import KIB, MIB
 from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.parquet.file_schema import file_fields
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
 from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting
 from sortshuffle.spark.parquet.packing import FileState, Piece
 from sortshuffle.spark.parquet.settings import FileRules
+from sortshuffle.writing.clustering import is_fixed_width
 
 BATCH_ROWS = 65_536
-READ_BUFFER = MIB  # bytes read from a file at a time; local files and object stores both do well with it
+# About the most bytes of a batch: a unit of the write side (`writing.clustering`), which cuts larger ones.
+# Arrow allocated for a scan of 200 columns of longs 691 MiB with 65,536 rows (105 MB) in a batch, and 508 MiB
+# with 8 MiB; CPU 0.63 and 0.48 s
+BATCH_BYTES = 8 * MIB
+# Bytes read from a column at a time; local files and object stores both do well with it
+READ_BUFFER = MIB
+# The most bytes of all columns' read buffers together: up to 32 columns have the buffer above. The same scan
+# took 378 MiB with 256 KiB for each column, and 341 MiB with 64 KiB; CPU 0.45 and 0.50 s
+READ_BUFFERS = 32 * MIB
+LEAST_READ_BUFFER = 64 * KIB  # a smaller read costs as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +79,14 @@ class ParquetScan:
         read."""
         filesystem = self.source.filesystem.arrow()
         for piece in self.splits[split]:
-            with open_parquet(piece.path, filesystem) as file:
+            with open_parquet(piece.path, filesystem, len(self.columns)) as file:
                 _check_unchanged(file, piece)
                 if not piece.row_groups:
                     continue
                 columns = self._columns(file, piece)
                 paths = list(dict.fromkeys(path for column in columns for path in column.paths))
-                batches = file.iter_batches(BATCH_ROWS, list(piece.row_groups), paths, use_threads=False)
+                rows = self._batch_rows(file.metadata.row_group(piece.row_groups[0]), columns)
+                batches = file.iter_batches(rows, list(piece.row_groups), paths, use_threads=False)
                 for batch in _batches(batches, piece.path):
                     yield from self._shaped(batch, columns, piece.path)
 
@@ -89,6 +104,19 @@ class ParquetScan:
             else:
                 columns.append(_Column(*fitted))
         return columns
+
+    def _batch_rows(self, group: Any, columns: Sequence[_Column]) -> int:
+        """Return how many rows a batch may have. ``group``: the metadata of the first row group. Text that is
+        stored as a dictionary takes more than the row group says; numbers are counted by their width."""
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        stored = {chunk.path_in_schema: chunk.total_uncompressed_size for chunk in chunks}
+        row_bytes = 0.0
+        for column, wire in zip(columns, self.schema, strict=True):
+            if is_fixed_width(wire.type):
+                row_bytes += wire.type.bit_width / 8
+            else:
+                row_bytes += sum(stored.get(path, 0) for path in column.paths) / max(1, group.num_rows)
+        return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
 
     def _shaped(
         self, batch: pa.RecordBatch, columns: Sequence[_Column], path: str
@@ -134,14 +162,15 @@ class _Column:
         return array if self.fit.convert is None else self.fit.convert(array)
 
 
-def open_parquet(path: str, filesystem: Any) -> pq.ParquetFile:
-    """Open a file; the caller closes it. Raises `UsageError` if it is not a Parquet file."""
+def open_parquet(path: str, filesystem: Any, columns: int = 1) -> pq.ParquetFile:
+    """Open a file to read so many columns; the caller closes it. Raises `UsageError` if it is not a Parquet
+    file."""
     with readable(path):
         return pq.ParquetFile(
             path,
             filesystem=filesystem,
             pre_buffer=False,
-            buffer_size=READ_BUFFER,
+            buffer_size=max(LEAST_READ_BUFFER, min(READ_BUFFER, READ_BUFFERS // max(1, columns))),
             coerce_int96_timestamp_unit="us",  # the default, ns, turns the year 9999 into 1816
         )
 
