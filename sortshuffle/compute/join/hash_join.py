@@ -99,8 +99,7 @@ class JoinSpec:
 
     def keys_of(self, batch: pa.RecordBatch, *, left: bool) -> Keys:
         """Return the keys of a batch of one side."""
-        columns = self.keys.left if left else self.keys.right
-        return Keys.of(batch, columns, self.keys.null_safe)
+        return Keys.of(batch, self.keys.of(left=left), self.keys.null_safe)
 
     def keeps(self, *, left: bool) -> bool:
         """Return whether rows of that side are emitted beside nulls if they have no match."""

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from sortshuffle.partitioner.row_hash import hash_rows
 from sortshuffle.payload.ordering import Int64s, RankColumn, Ranks, RowOrder
@@ -39,8 +40,8 @@ NO_GROUP = -1
 SLOTS_PER_GROUP = 2  # at least; 1.5 million groups, 6 million look-ups: 0.42 s with 1, 0.20 with 2
 MOSTLY = 0.5  # reasoned, not measured: a comparison takes rows of one side or of both
 TABLE_BYTES_PER_ROW = 96
-"""Most bytes per row that making a table takes beside the rank columns: 12 bytes for each of up to four
-slots, and the hashes, order and starts while the rows are grouped."""
+"""Most bytes per row that making a table takes beside the keys: 12 bytes for each of up to four slots, and
+the hashes, order and starts while the rows are grouped."""
 
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, so that multiplying by it is a bijection
 _HALF = np.uint64(32)
@@ -54,6 +55,10 @@ class JoinKeyColumns:
     left: tuple[int, ...]
     right: tuple[int, ...]
     null_safe: tuple[bool, ...]
+
+    def of(self, *, left: bool) -> tuple[int, ...]:
+        """Return the positions of one side's columns."""
+        return self.left if left else self.right
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,14 @@ class Keys:
             else:
                 same &= np.asarray(pc.equal(_array(column), _array(other_column)))
         return same
+
+
+def copied_bytes(batch: pa.RecordBatch, columns: Sequence[int]) -> int:
+    """Return the bytes of a batch's keys that a table copies: none if their hashes tell them apart."""
+    keys = [batch.column(at) for at in columns]
+    if len(keys) == 1 and pat.is_primitive(keys[0].type):
+        return 0
+    return sum(key.nbytes for key in keys)
 
 
 def _array(column: RankColumn) -> pa.Array:

@@ -64,7 +64,7 @@ def _of_one_key(
         yield from emit_unmatched(spec, rights.at(key), left=False)
         return
     left, right = lefts.at(key), rights.at(key)
-    held_left, held_right = HeldRows(memory), HeldRows(memory)
+    held_left, held_right = HeldRows(memory, spec.keys.left), HeldRows(memory, spec.keys.right)
     try:
         left_is_fewer = _hold_fewer(left, held_left, right, held_right, memory)
         held, others = (held_left, held_right) if left_is_fewer else (held_right, held_left)

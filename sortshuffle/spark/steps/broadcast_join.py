@@ -43,7 +43,7 @@ class BroadcastJoin:
     def open(self, received: Batches, task: Task) -> Batches:
         control, own = _control_and_own_rows(received)
         memory = task.holding(self.label)
-        held = HeldRows(memory)
+        held = HeldRows(memory, self.spec.keys.of(left=self.small_is_left))
         with ExitStack() as opened:
             opened.callback(held.release)
             with ExitStack() as reading:

@@ -50,7 +50,7 @@ class ShuffledJoin:
         left, right = legs
         build_left = _size(left) < _size(right)
         smaller, larger = (left, right) if build_left else (right, left)
-        held = HeldRows(memory)
+        held = HeldRows(memory, self.spec.keys.of(left=build_left))
         try:
             if held.fill(smaller.rows):
                 build = BuildTable(self.spec, held.concatenate(self._schema(build_left)), is_left=build_left)
@@ -74,7 +74,7 @@ class ShuffledJoin:
 
     def _sort_side(self, leg: Leg, task: Task, memory: MemoryBudget, *, is_left: bool) -> Batches:
         schema = self._schema(is_left)
-        order = RowOrder(self.spec.keys.left if is_left else self.spec.keys.right)
+        order = RowOrder(self.spec.keys.of(left=is_left))
         share = memory.share(
             memory.limit // _SORTING_PARTS, f"sort the {'left' if is_left else 'right'} side"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from engine import arrow_memory
 from hypothesis import given
 from hypothesis import strategies as st
 from key_cases import KEY_CASES, KeyCase
@@ -198,8 +200,8 @@ def test_sorted_streams_join_to_the_same_rows(
     assert memory.peak > 0 or not left.num_rows + right.num_rows
 
 
-def by_key(kind: JoinKind, left: pa.RecordBatch, right: pa.RecordBatch) -> JoinSpec:
-    return spec_of(kind, left.schema, right.schema, 1, using=True, null_safe=[False])
+def by_key(kind: JoinKind, left: pa.RecordBatch, right: pa.RecordBatch, keys: int = 1) -> JoinSpec:
+    return spec_of(kind, left.schema, right.schema, keys, using=True, null_safe=[False] * keys)
 
 
 def pairs_of(batches: Sequence[pa.RecordBatch], *columns: int) -> list[Row]:
@@ -332,7 +334,7 @@ def test_rows_of_one_key_that_do_not_fit_are_an_error_only_if_neither_side_has_f
 def test_held_rows_say_when_they_are_too_much_and_are_handed_on() -> None:
     batch = pa.record_batch([pa.array(range(100))], ["k"])
     memory = MemoryBudget(4 * (2 * 800 + 96 * 100))
-    held, coming = HeldRows(memory), iter([batch] * 9)
+    held, coming = HeldRows(memory, [0]), iter([batch] * 9)
     assert not held.fill(coming)
     assert memory.used == 5 * (2 * 800 + 96 * 100)
     assert len(list(held.handed_on())) == 5
@@ -342,7 +344,48 @@ def test_held_rows_say_when_they_are_too_much_and_are_handed_on() -> None:
     assert held.concatenate(batch.schema).num_rows == 200
     held.release()
     assert memory.used == 0
-    assert HeldRows(memory).concatenate(batch.schema).schema == batch.schema
+    assert HeldRows(memory, [0]).concatenate(batch.schema).schema == batch.schema
+
+
+def _keys_of_memory_cases() -> dict[str, list[pa.Array]]:
+    random = np.random.default_rng(4)
+    numbers = random.permutation(60_000)
+    repeated = random.integers(0, 20_000, 60_000)
+    text = {width: pa.array([f"{number:0{width}}" for number in numbers.tolist()]) for width in (20, 100)}
+    longs = pa.array(numbers)
+    return {
+        "long": [longs],
+        "long with nulls": [pa.array(numbers, mask=random.random(60_000) < 0.3)],
+        "repeated long": [pa.array(repeated)],
+        "double": [pa.array(random.random(60_000))],
+        "decimal": [pa.array(numbers.astype(np.int32)).cast(pa.decimal128(20, 0))],
+        "text of 20": [text[20]],
+        "text of 100": [text[100]],
+        "repeated text": [pa.array([f"{number:020}" for number in repeated.tolist()])],
+        "three columns": [longs, pa.array(repeated), text[20]],
+    }
+
+
+@pytest.mark.parametrize(("name", "keys"), _keys_of_memory_cases().items(), ids=list(_keys_of_memory_cases()))
+def test_the_rows_that_a_join_holds_and_their_table_take_no_more_than_is_charged(
+    name: str, keys: list[pa.Array]
+) -> None:
+    values = pa.array(np.random.default_rng(5).random(60_000))
+    whole = pa.record_batch([*keys, values], [f"c{at}" for at in range(len(keys) + 1)])
+    spec = by_key(JoinKind.SEMI, whole, whole, len(keys))
+    memory = MemoryBudget(1 << 30)
+    held = HeldRows(memory, range(len(keys)))
+    with arrow_memory() as pool:
+        for start in range(0, 60_000, 20_000):
+            held.hold(pa.concat_batches([whole.slice(start, 20_000)]))
+        tracemalloc.start()
+        try:
+            build = BuildTable(spec, held.concatenate(whole.schema), is_left=True)
+            made = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert pool.max_memory() + made <= 1.02 * memory.used, "of which the odd bytes are Python's objects"
+        assert build.table.groups > 0
 
 
 @given(key_sides(most_keys=1), st.sampled_from(KINDS))
