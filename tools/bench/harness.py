@@ -74,7 +74,7 @@ def peak_memory() -> Iterator[list[int]]:
     peak, own = [0], psutil.Process()
 
     def look() -> None:
-        workers = [p for p in own.children(recursive=True) if _is_worker(p)]
+        workers = [p for p in own.children(recursive=True) if is_worker(p)]
         for process in workers or [own]:
             peak[0] = max(peak[0], _resident(process))
 
@@ -82,7 +82,7 @@ def peak_memory() -> Iterator[list[int]]:
         yield peak
 
 
-def _is_worker(process: psutil.Process) -> bool:
+def is_worker(process: psutil.Process) -> bool:
     try:
         return "pyspark.daemon" in " ".join(process.cmdline())
     except psutil.Error:

@@ -28,6 +28,7 @@ import python_cases  # noqa: E402
 import readers  # noqa: E402
 import scale  # noqa: E402
 import service  # noqa: E402
+import worker_memory  # noqa: E402
 from cases import Case  # noqa: E402
 
 # cases that run both sides in one process
@@ -39,6 +40,7 @@ CASES = {
     "readers": readers.main,
     "service": service.main,
     "scale": scale.main,
+    "workers": worker_memory.main,
     "growth": growth.main,
     "calls": calls.main,
     "cluster": cluster_exchange.main,
