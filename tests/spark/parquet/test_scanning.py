@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from engine import ENVIRONMENT
 from pyspark.sql import types as st
 
-from sortshuffle.options import MIB
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import Writer
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import KIB, MIB
+from sortshuffle.partitioner.hash import HashSelector
+from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.packing import Piece
 from sortshuffle.spark.parquet.scanning import BATCH_BYTES, BATCH_ROWS, READ_BUFFERS, ParquetScan, ScanSource
+from sortshuffle.spark.worker.task import READING_SHARE
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.writing.encoders import PartitionLayout
+from sortshuffle.writing.row_partition import RowResultPartition
 
 WIDE = 100  # columns
 PAGE = MIB  # of a page and of a dictionary, as pyarrow writes them
@@ -85,3 +101,46 @@ def test_a_wide_scan_holds_a_batch_and_for_each_column_a_page_a_dictionary_and_a
     # 1.05: pages are a little larger than their writer aims at
     assert max(held) <= BATCH_BYTES + READ_BUFFERS + 1.05 * 2 * WIDE * PAGE
     assert pool.bytes_allocated() == before
+
+
+def test_a_map_task_with_a_full_share_for_writing_stays_within_its_whole_budget(tmp_path: Path) -> None:
+    """The share for reading ahead has room for the scan, which nothing counts."""
+    memory = 128 * MIB
+    random = np.random.default_rng(6)
+    rows = 2_200_000
+    names = ["k", "v", "w", "x", "y", "z"]
+    table = pa.table({name: random.integers(0, 1 << 40, rows) for name in names})
+    pq.write_table(table, tmp_path / "part.parquet")
+    share = memory - memory // READING_SHARE
+    program = (
+        f"import json, test_scanning as t; print(json.dumps(t.written({str(tmp_path)!r}, {names}, {share})))"
+    )
+    # in a process of its own, whose pool has allocated nothing yet
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    most, counts = json.loads(done.stdout)
+    assert (counts["rows_written"], counts["regions"]) == (rows, 2)
+    assert counts["memory_peak"] > 0.8 * share, "full, but for what a drain takes"
+    assert counts["memory_peak"] < most <= memory
+
+
+def written(directory: str, names: list[str], share: int) -> tuple[int, dict[str, int]]:
+    """Scan and write a map output within a share for writing. Return the most that Arrow allocated, and the
+    figures."""
+    scan = scan_of(Path(directory, "part.parquet"), names)
+    file = PartitionedFile.named(directory, 0, 0, 0)
+    header = FileHeader(bytes(16), 16, 0, Codec.LZ4, PayloadKind.ARROW)
+    layout = PartitionLayout(ArrowPayload(scan.schema, Codec.LZ4), HashSelector((0,), 16), 256 * KIB)
+    metrics = TaskMetrics()
+    writer = PartitionedFileWriter(file, header)
+    with RowResultPartition(writer, layout, MemoryBudget(share), metrics) as partition:
+        for batch in scan.read(0):
+            partition.write(batch)
+        partition.finish(Writer())
+    return pa.default_memory_pool().max_memory(), dict(metrics.counts)
