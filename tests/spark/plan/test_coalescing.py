@@ -325,6 +325,23 @@ def test_rows_in_sparks_cache_need_no_exchange(numbers: DataFrame, spark: SparkS
         frame.unpersist()
 
 
+def test_a_stage_that_reads_sparks_cache_has_its_partitions(
+    numbers: DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = sortshuffle.frame(numbers).repartition("k")
+    after = placed.mapInArrow(same, numbers.schema).repartition("s")
+    assert placed.count() == ROWS
+    placed.persist()
+    try:
+        assert after.count() == ROWS
+        assert tasks(after, capsys) == [IN_ONE]  # the result stage, not the one that reads the cache
+        (exchange,) = after._chain.origin.exchanges()
+        (written,) = (total for total in after.stage_totals() if total.stage == exchange.stage().number)
+        assert written.tasks == MANY
+    finally:
+        placed.unpersist()
+
+
 def test_skewed_partitions_are_divided_and_others_coalesced(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
