@@ -75,6 +75,8 @@ def spark() -> Iterator[SparkSession]:
         .appName("sortshuffle-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "5")
+        # rows of tests are few: they are to be exchanged among several partitions all the same
+        .config("spark.sql.adaptive.coalescePartitions.enabled", "false")
         .config("spark.sql.session.timeZone", "America/New_York")
         .config("spark.default.parallelism", "2")
         .getOrCreate()

@@ -44,6 +44,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.reading.batch_reader import BatchReader, add_to_reader, fail_reader
+from sortshuffle.reading.kept_indexes import KeptIndexes
 from sortshuffle.reading.read_shares import ReadShares
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.reading.sweep import Sweep
@@ -70,7 +71,8 @@ class ReadScheduler:
     """Reads for the consumers of one result partition. ``file_id``: the id that both files must have.
 
     ``threads``: shared by all partitions (see `sweep_threads`). ``timeout``: seconds without progress of the
-    pool after which a run fails. ``clock``: must be the pool's clock. ``batches``: reads, and counts reads.
+    pool after which a run fails. ``clock``: must be the pool's clock. ``indexes``: has the index, if it was
+    read lately; None: the index is read whenever the files are opened. ``batches``: reads, and counts reads.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ReadScheduler:
         *,
         timeout: float = BUFFER_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
+        indexes: KeptIndexes | None = None,
     ) -> None:
         self.file = file
         self.file_id = file_id
@@ -89,6 +92,7 @@ class ReadScheduler:
         self._threads = threads
         self._timeout = timeout
         self._clock = clock
+        self._indexes = indexes
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._data: SweptFile | None = None  # open while there is something to read
@@ -201,7 +205,7 @@ class ReadScheduler:
         """Return the files, opened if necessary. The caller must be creating a reader."""
         with self._opening:
             if self._data is None:
-                data = SweptFile(self.file, read_index(self.file, self.file_id))
+                data = SweptFile(self.file, self._index())
                 try:
                     self._pool.register(self)
                 except BaseException:
@@ -210,6 +214,15 @@ class ReadScheduler:
                 with self._lock:
                     self._data = data
             return self._data
+
+    def _index(self) -> Index:
+        if self._indexes is None:
+            return read_index(self.file, self.file_id)
+        index = self._indexes.get(self.file_id)
+        if index is None:
+            index = read_index(self.file, self.file_id)
+            self._indexes.keep(index)
+        return index
 
     def _close_if_unneeded(self) -> None:
         """Close the files if they are not needed. Call with the lock held."""

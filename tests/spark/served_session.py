@@ -38,6 +38,7 @@ SETTINGS = {
     "spark.log.level": "WARN",
     "spark.driver.memory": "768m",
     "spark.sql.shuffle.partitions": "5",
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
     "spark.default.parallelism": "4",
     "spark.sql.session.timeZone": "America/New_York",
 }

@@ -2,6 +2,10 @@
 
 Receiving returns every tick, so that the caller can check whether the service makes progress. Sending fails
 when the service has taken nothing for ``patience`` seconds.
+
+A waiting thread is woken for every 64 KiB that arrive. On a virtual machine that may cost more than copying
+them: a bare sender took 0.39 s for a GB, and 0.14 s when its receiver was woken for each MiB. So a plain wire
+is woken when a whole body is there, or `WAKE_BYTES` of it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,11 @@ import threading
 from typing import Protocol
 
 from sortshuffle import calls
+
+# bytes that must have arrived before a receiver that waits for so many or more is woken. CPU of service and
+# client per GB in 16 channels: 0.57 and 0.46 s if woken at once, 0.56 and 0.46 with 64 KiB, 0.51 and 0.42
+# with 256 KiB, 0.50 and 0.40 with 1 MiB, which is also what a service sends at a time
+WAKE_BYTES = 1 << 20
 
 
 class Wire(Protocol):
@@ -30,25 +39,49 @@ class Wire(Protocol):
 
 
 class PlainWire:
-    """Uses blocking calls with the system's time-outs: one call for each body that arrives in time."""
+    """Takes what has arrived. If that is nothing, waits until enough is there (SO_RCVLOWAT).
+
+    The wait is a poll, not a blocking receive: that would take the beginning of a body, and then wait for a
+    rest that may be smaller than what it is to be woken at. If a tick passes and only some bytes are there,
+    the wire waits for fewer from then on: the service is slow, or the system has no memory for more (Linux
+    wakes the waiting thread then; before 5.12 it may not)."""
 
     def __init__(self, connected: socket.socket, tick: float, patience: float) -> None:
         connected.settimeout(None)
-        calls.setsockopt(connected, socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
         calls.setsockopt(connected, socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(patience))
         self._socket = connected
+        self._descriptor = connected.fileno()
+        self._tick = tick
+        self._wakes_at = 1  # bytes; the system's default
+        self._most = WAKE_BYTES  # bytes to wait for
 
     def receive(self, view: memoryview) -> int:
         try:
-            return calls.recv_into(self._socket, view, len(view), socket.MSG_WAITALL)
+            return self._take(view)
+        except BlockingIOError:
+            is_there = self._wait_for(min(len(view), self._most))
+        try:
+            got = self._take(view)
         except BlockingIOError:
             raise TimeoutError from None
+        if not is_there:
+            self._most = max(1, got // 2)
+        return got
 
     def send(self, data: bytes) -> None:
         calls.sendall(self._socket, data)
 
     def send_now(self, data: bytes) -> None:
         calls.send(self._socket, data, socket.MSG_DONTWAIT)
+
+    def _take(self, view: memoryview) -> int:
+        return calls.recv_into(self._socket, view, len(view), socket.MSG_DONTWAIT)
+
+    def _wait_for(self, size: int) -> bool:
+        if size != self._wakes_at:
+            calls.setsockopt(self._socket, socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self._wakes_at = size
+        return _wait(self._descriptor, select.POLLIN, self._tick)
 
 
 class TlsWire:
@@ -69,9 +102,9 @@ class TlsWire:
                 with self._lock:
                     return calls.recv_into(self._socket, view, len(view))
             except ssl.SSLWantReadError:
-                ready = self._wait(select.POLLIN, self._tick)
+                ready = _wait(self._descriptor, select.POLLIN, self._tick)
             except ssl.SSLWantWriteError:
-                ready = self._wait(select.POLLOUT, self._tick)
+                ready = _wait(self._descriptor, select.POLLOUT, self._tick)
             if not ready:
                 raise TimeoutError
 
@@ -83,9 +116,9 @@ class TlsWire:
                     left = left[calls.send(self._socket, left) :]
                 continue
             except ssl.SSLWantReadError:
-                ready = self._wait(select.POLLIN, self._patience)
+                ready = _wait(self._descriptor, select.POLLIN, self._patience)
             except ssl.SSLWantWriteError:
-                ready = self._wait(select.POLLOUT, self._patience)
+                ready = _wait(self._descriptor, select.POLLOUT, self._patience)
             if not ready:
                 raise TimeoutError("the service takes nothing")
 
@@ -93,8 +126,9 @@ class TlsWire:
         with self._lock:
             calls.send(self._socket, data)
 
-    def _wait(self, event: int, seconds: float) -> bool:
-        return calls.poll(self._descriptor, event, max(1, int(seconds * 1000)))
+
+def _wait(descriptor: int, event: int, seconds: float) -> bool:
+    return calls.poll(descriptor, event, max(1, int(seconds * 1000)))
 
 
 def _timeval(seconds: float) -> bytes:

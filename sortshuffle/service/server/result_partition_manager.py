@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from sortshuffle import calls
 from sortshuffle.errors import MissingDataError, Place, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
+from sortshuffle.reading.kept_indexes import KeptIndexes
 from sortshuffle.reading.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
@@ -77,6 +78,7 @@ class ResultPartitionManager:
         self._timeout = timeout
         self._clock = clock
         self._most = most
+        self._indexes = KeptIndexes()
         self._lock = threading.Lock()
         self._partitions: dict[bytes, ReadScheduler] = {}  # least recently used first
         self._reads = self._bytes_read = 0  # of forgotten partitions
@@ -91,7 +93,13 @@ class ResultPartitionManager:
         """
         check_inside(file, self._roots())
         scheduler = ReadScheduler(
-            file, file_id, self._pool, self._threads, timeout=self._timeout, clock=self._clock
+            file,
+            file_id,
+            self._pool,
+            self._threads,
+            timeout=self._timeout,
+            clock=self._clock,
+            indexes=self._indexes,
         )
         with self._lock:
             if self._shut_down:

@@ -169,7 +169,7 @@ class TwoSidedFrame(DataFrame):
         else:
             plain = self._to_spark()
             facts = DataFrameFacts.of(plain)
-            rows = rows_of(plain, facts, adaptive=True)
+            rows = rows_of(plain, facts)
             scan = scan_of(plain, facts, rows.context, _translation(rows.context.conf.timezone))
             frame = self._derive(scan if isinstance(scan, Rows) else rows)
             if isinstance(scan, NoScan):
@@ -414,9 +414,8 @@ def _translation(timezone: str) -> ArrowTranslation:
     return lambda nodes, names: arrow_expression(tree_of(nodes), names, timezone)
 
 
-def rows_of(plain: DataFrame, facts: DataFrameFacts, *, adaptive: bool = False) -> Rows:
+def rows_of(plain: DataFrame, facts: DataFrameFacts) -> Rows:
     """Return the rows of an ordinary DataFrame for Python, as Spark gives them. ``facts``: of ``plain``.
-    ``adaptive``: exchange small rows into fewer partitions, if adaptive execution is on.
 
     Raises `UnsupportedError` for streaming frames and for columns that Arrow cannot carry, and `OptionError`
     for a wrong ``spark.sortshuffle.*`` setting.
@@ -426,9 +425,9 @@ def rows_of(plain: DataFrame, facts: DataFrameFacts, *, adaptive: bool = False) 
             "a streaming DataFrame has no end, and this shuffle hands over only finished outputs: use"
             " foreachBatch and call frame() on each batch"
         )
-    context = FrameContext.of(plain.sparkSession, adaptive=adaptive)
+    context = FrameContext.of(plain.sparkSession)
     wire = context.wire(facts.schema)
-    origin = DataFrameOrigin(plain, wire, measures=context.adaptive)
+    origin = DataFrameOrigin(plain, wire)
     return Rows(Chain(context, origin, facts.schema, wire))
 
 

@@ -50,8 +50,7 @@ def next_number() -> int:
 @dataclass(frozen=True)
 class FrameContext:
     """What all frames derived from one source share: the session's settings at the time the source was made,
-    the reports of their tasks, and the record of exchanges that have the same rows. ``adaptive``: whether
-    small rows are exchanged into fewer partitions, as long as the session coalesces partitions. ``fan_outs``:
+    the reports of their tasks, and the record of exchanges that have the same rows. ``fan_outs``:
     `spark.plan.fanout.FanOut`s by `RowSource`, held weakly; only `fanout.fan_out_of` uses it. ``kept_rows``:
     what Spark's cache has; only `plan.kept_rows` uses it."""
 
@@ -62,14 +61,13 @@ class FrameContext:
     reports: SourceReports
     planner: Planner
     services: ServiceSettings = NO_SERVICE
-    adaptive: bool = False
     fan_outs: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary, compare=False)
     kept_rows: dict[tuple[int, ...], tuple[Chain, Origin, DataFrame]] = field(
         default_factory=dict, compare=False
     )
 
     @staticmethod
-    def of(spark: Any, *, adaptive: bool = False) -> FrameContext:
+    def of(spark: Any) -> FrameContext:
         """Take the session's current settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
         settings = SessionSettings.of(session)
@@ -81,7 +79,6 @@ class FrameContext:
             SourceReports.of(session),
             planner_of(session),
             settings.services,
-            adaptive,
         )
 
     def shuffle_partitions(self) -> int:

@@ -58,13 +58,11 @@ from sortshuffle.spark.worker.stages import Opening, PerBatchStep, ReadExchange,
 @dataclass(frozen=True)
 class DataFrameOrigin(Origin):
     """Any DataFrame, whose plan Spark runs in the same stage. ``selected``: the names of the columns that are
-    read of it; None: all. ``measures``: take the size of rows that the driver has sent from the rows, because
-    Spark knows none."""
+    read of it; None: all."""
 
     dataframe: DataFrame
     wire: pa.Schema
     selected: tuple[str, ...] | None = None
-    measures: bool = False
 
     @functools.cached_property
     def source(self) -> DataFrame:
@@ -115,7 +113,7 @@ class DataFrameOrigin(Origin):
     @functools.cached_property
     def _size(self) -> int:
         plan = self._optimized_plan
-        local = local_size(self.source.sparkSession.sparkContext, plan) if self.measures else None
+        local = local_size(self.source.sparkSession.sparkContext, plan)
         return sparks_size(plan) if local is None else local
 
     @property

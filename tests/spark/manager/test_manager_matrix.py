@@ -17,12 +17,14 @@ from engine import eventually
 
 HERE = MASTER.startswith("local")
 LATE = 60.0  # seconds for whatever comes by itself; about 7 for a map output that Spark does not know
+COALESCING = {"spark.sql.adaptive.coalescePartitions.enabled": "true"}
+"""As by default: neighbouring partitions are read together."""
 MOST_THREADS = 40  # of an engine whose JVM runs two tasks at a time: its own and some for each connection
 
 
 @pytest.fixture(scope="module")
 def sides(sides_with: Callable[..., Sides]) -> Sides:
-    return sides_with({})
+    return sides_with(COALESCING)
 
 
 # ---- SQL ---------------------------------------------------------------------------------------------------
@@ -253,7 +255,8 @@ def test_rows_of_sql_whose_columns_are_not_found_are_sparks(shuffles: dict[str, 
 def others(sides: Sides, sides_with: Callable[..., Sides]) -> Sides:
     if not HERE:
         pytest.skip("the other sessions have all the cores")
-    return sides_with({"spark.sortshuffle.codec": "none", "spark.sortshuffle.grace": "5s"}, sides.plain)
+    settings = {"spark.sortshuffle.codec": "none", "spark.sortshuffle.grace": "5s", **COALESCING}
+    return sides_with(settings, sides.plain)
 
 
 @pytest.mark.skipif(not ONE_HOST, reason="the hosts' disks are elsewhere")

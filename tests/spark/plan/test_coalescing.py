@@ -27,6 +27,7 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import SchemaMismatchError
+from sortshuffle.spark.operators import partition_counts
 from sortshuffle.spark.plan import coalescing
 from sortshuffle.spark.plan.coalescing import TASKS_PER_CORE, neighbours
 from sortshuffle.spark.plan.estimated_sizes import exchanged_size
@@ -35,12 +36,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Batches = Iterator[pa.RecordBatch]
 MANY, ROWS, CORES = 16, 3000, 2
-OFF = {"spark.sql.adaptive.coalescePartitions.enabled": "false"}
+COALESCING = "spark.sql.adaptive.coalescePartitions.enabled"
+OFF = {COALESCING: "false"}
 
 
 @pytest.fixture(autouse=True)
-def many(spark: SparkSession) -> Iterator[None]:
-    with confs(spark, {"spark.sql.shuffle.partitions": str(MANY)}):
+def many(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """However few rows there are, they are exchanged into `MANY` partitions."""
+    for name in ("BYTES", "BYTES_OF_FILES"):
+        monkeypatch.setattr(partition_counts, name, 1)
+    monkeypatch.setattr(partition_counts, "FEW_BYTES", -1)
+    with confs(spark, {"spark.sql.shuffle.partitions": str(MANY), COALESCING: "true"}):
         yield
 
 

@@ -1,0 +1,108 @@
+"""Indexes are kept for the readers that come next, the last used ones, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from consumers import Consumer, Steps, one, random_pair, read_pool, stored
+from engine import ID, OTHER_ID, open_files, write_pair
+
+from sortshuffle.errors import MissingDataError
+from sortshuffle.format.index import Index
+from sortshuffle.reading.kept_indexes import FIXED_BYTES, LARGE_PART, KeptIndexes
+from sortshuffle.reading.scheduler import ReadScheduler
+from sortshuffle.storage.files.reader import read_index
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return read_index(write_pair(tmp_path, random_pair(2, 3, 10)))
+
+
+def of_file(index: Index, number: int) -> Index:
+    return replace(index, header=replace(index.header, file_id=number.to_bytes(16, "little")))
+
+
+def size_of(index: Index) -> int:
+    return index.entries.nbytes + sys.getsizeof(index.kinds) + len(index.schema) + FIXED_BYTES
+
+
+def kept(indexes: KeptIndexes, files: int) -> list[int]:
+    """The files whose indexes are kept."""
+    return [number for number in range(files) if indexes.get(number.to_bytes(16, "little")) is not None]
+
+
+def test_an_index_is_given_for_its_files_only(index: Index) -> None:
+    indexes = KeptIndexes()
+    assert indexes.get(ID) is None
+    indexes.keep(index)
+    assert indexes.get(ID) is index
+    assert indexes.get(OTHER_ID) is None
+
+
+def test_the_least_recently_used_goes(index: Index) -> None:
+    size = size_of(index)
+    indexes = KeptIndexes(LARGE_PART * size)
+    for number in range(LARGE_PART):
+        indexes.keep(of_file(index, number))
+    assert indexes.size == LARGE_PART * size
+    assert indexes.get(bytes(16)) is not None  # the first is used again
+    indexes.keep(of_file(index, LARGE_PART))
+    assert kept(indexes, LARGE_PART + 1) == [0, *range(2, LARGE_PART + 1)]
+    assert indexes.size == LARGE_PART * size
+
+
+def test_an_index_that_is_kept_twice_counts_once(index: Index) -> None:
+    indexes = KeptIndexes()
+    indexes.keep(index)
+    indexes.keep(of_file(index, 1))
+    indexes.keep(index)
+    assert indexes.size == 2 * size_of(index)
+
+
+def test_a_large_index_is_not_kept(index: Index) -> None:
+    indexes = KeptIndexes(LARGE_PART * size_of(index) - 1)
+    indexes.keep(index)
+    assert indexes.get(ID) is None
+    assert indexes.size == 0
+
+
+def test_many_threads_keep_no_more_than_there_is_room_for(index: Index) -> None:
+    size = size_of(index)
+    indexes = KeptIndexes(LARGE_PART * size)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: indexes.keep(of_file(index, number % 20)), range(2000)))
+    assert len(kept(indexes, 20)) == LARGE_PART
+    assert indexes.size == LARGE_PART * size
+
+
+def test_the_next_reader_does_not_read_the_index_again(tmp_path: Path) -> None:
+    file = write_pair(tmp_path, random_pair(2, 2, 5000))
+    expected = [stored(file, one(subpartition)) for subpartition in (0, 1)]
+    threads = Steps()
+    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes())
+    for subpartition in (0, 1):
+        consumer = Consumer()
+        reader = scheduler.create_reader(one(subpartition), consumer.on_available)
+        Path(file.index_path).unlink(missing_ok=True)  # read for the first reader
+        while threads.waiting:
+            threads.step()
+            consumer.drain(reader)
+        assert bytes(consumer.data) == expected[subpartition]
+        assert open_files(tmp_path) == []
+
+
+def test_data_that_are_gone_are_missing_though_their_index_is_kept(tmp_path: Path) -> None:
+    file = write_pair(tmp_path, random_pair(1, 1, 10))
+    indexes = KeptIndexes()
+    indexes.keep(read_index(file))
+    scheduler = ReadScheduler(file, ID, read_pool(4, 4096), Steps(), indexes=indexes)
+    os.unlink(file.data_path)
+    with pytest.raises(MissingDataError):
+        scheduler.create_reader(one(0), lambda reader: None)
+    assert open_files(tmp_path) == []
