@@ -25,11 +25,7 @@ _PLANS |= {"replace", "sampleBy", "subtract", "summary", "to", "unpivot", "withM
 _PLANS |= {"zip", "zipWithIndex"}
 
 
-@delegating(
-    classic.DataFrame,
-    lambda frame, method: frame._for_action() if method in ACTIONS and frame._is_in_python else frame,
-    lambda frame, method, args, kwargs: frame._check(method, args, kwargs),
-)
+@delegating(classic.DataFrame, lambda frame, *call: frame._target(*call))
 class ClassicFrame(ShuffleFrame, classic.DataFrame):
     """A frame of a session with a JVM."""
 
@@ -61,11 +57,14 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
     def _jdf(self, jdf: Any) -> None:
         self._plain = classic.DataFrame(jdf, plain_session(self._session))
 
-    def _check(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let Spark analyse a call on the shadow. So a wrong call fails before the rows are planned, which
-        may take a job that samples them."""
-        if method in _PLANS and self._is_in_python and self._plain is None:
+    def _target(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DataFrame:
+        """Return the DataFrame on which a method of PySpark runs. Spark analyses the call on the shadow
+        before. So a wrong call fails before the rows are planned, which may take a job that samples them."""
+        if not self._is_in_python:
+            return self
+        if method in _PLANS and self._plain is None:
             self._shadow_of(method, args, kwargs).dataframe()
+        return self._for_action() if method in ACTIONS else self
 
     @property
     def rdd(self) -> RDD[Any]:

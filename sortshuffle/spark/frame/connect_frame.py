@@ -58,7 +58,7 @@ _ACTIONS = {"collect", "count", "explain", "first", "foreach", "foreachPartition
 _ACTIONS |= {"tail", "take", "toArrow", "toJSON", "toLocalIterator", "toPandas"}
 
 
-@delegating(connect.DataFrame, lambda frame, method: frame._target(method))
+@delegating(connect.DataFrame, lambda frame, method, *_: frame._target(method))
 class ConnectFrame(ShuffleFrame, connect.DataFrame):
     """A frame of a session of Spark Connect."""
 

@@ -21,21 +21,19 @@ from sortshuffle.spark.worker_errors import own_error
 Class = TypeVar("Class", bound=type)
 
 
-Check: TypeAlias = "Callable[[Any, str, tuple[Any, ...], dict[str, Any]], None]"
+Target: TypeAlias = "Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any]"
 
 
-def delegating(
-    parent: type, target: Callable[[Any, str], Any] | None = None, check: Check | None = None
-) -> Callable[[Class], Class]:
+def delegating(parent: type, target: Target | None = None) -> Callable[[Class], Class]:
     """Decorate a subclass of ``parent``. Every public method that it inherits from ``parent`` unchanged then
-    returns ``self._delegated(name, result, args)``. ``target``: returns the object of PySpark's on which the
-    method of a name runs; None: this object itself. ``check``: gets every call before it is made."""
+    returns ``self._delegated(name, result, args)``. ``target``: gets the call, and returns the object of
+    PySpark's on which it is made; None: this object itself."""
 
     def decorate(cls: Class) -> Class:
         for name in dir(parent):
             inherited = inspect.getattr_static(parent, name)
             if _is_method(name, inherited) and inspect.getattr_static(cls, name) is inherited:
-                setattr(cls, name, _wrapping(name, inherited, target, check))
+                setattr(cls, name, _wrapping(name, inherited, target))
         return cls
 
     return decorate
@@ -74,15 +72,11 @@ def _is_method(name: str, attribute: Any) -> bool:
     return not name.startswith("_") and inspect.isfunction(attribute)
 
 
-def _wrapping(
-    name: str, method: Callable[..., Any], target: Callable[[Any, str], Any] | None, check: Check | None
-) -> Callable[..., Any]:
+def _wrapping(name: str, method: Callable[..., Any], target: Target | None) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with own_errors():
-            if check is not None:
-                check(self, name, args, kwargs)
-            own = self if target is None else target(self, name)
+            own = self if target is None else target(self, name, args, kwargs)
             result = method(self, *args, **kwargs) if own is self else getattr(own, name)(*args, **kwargs)
         return self._delegated(name, result, [*args, *kwargs.values()])
 

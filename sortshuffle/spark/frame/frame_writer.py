@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -16,9 +17,7 @@ from sortshuffle.spark.session.requirements import is_classic
 
 
 @delegating(
-    DataFrameWriter,
-    lambda writer, method: writer._spark_writer(method, writer._target),
-    lambda writer, method, args, kwargs: writer._note_target(args, kwargs),
+    DataFrameWriter, lambda writer, method, args, kwargs: writer._spark_writer(method, *args, **kwargs)
 )
 class FrameWriter(DataFrameWriter):
     """Writes the rows of a frame, which `ShuffleFrame.write` makes it for. Parquet files on a local path are
@@ -27,7 +26,6 @@ class FrameWriter(DataFrameWriter):
     def __init__(self, frame: Any) -> None:
         self._frame = frame
         self._settings: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self._target: Any = None
 
     def mode(self, saveMode: str | None) -> FrameWriter:
         """Choose what to do if the target exists: error (the default), append, overwrite, ignore."""
@@ -74,7 +72,7 @@ class FrameWriter(DataFrameWriter):
             self.partitionBy(partitionBy)
         if compression is not None:
             self.option("compression", compression)
-        self._write_parquet(path, lambda: self._spark_writer("parquet", path).parquet(path))
+        self._write_parquet("parquet", path)
 
     def save(
         self,
@@ -92,16 +90,17 @@ class FrameWriter(DataFrameWriter):
             self.format(format)
         formats = [args[0] for setting, args, _ in self._settings if setting == "format"]
         if path is None or formats[-1:] != ["parquet"]:
-            self._spark_writer("save", path).save(path)
+            self._write_by_spark("save", path)
         else:
-            self._write_parquet(path, lambda: self._spark_writer("save", path).save(path))
+            self._write_parquet("save", path)
 
     def _set(self, setting: str, *args: Any, **kwargs: Any) -> FrameWriter:
         self._settings.append((setting, args, kwargs))
         return self
 
-    def _write_parquet(self, path: str, by_spark: Any) -> None:
-        """Write in Python, or by Spark if Python refuses. Spark also raises its own errors of wrong calls."""
+    def _write_parquet(self, method: str, path: str) -> None:
+        """Write in Python, or by Spark's ``method`` if Python refuses. Spark also raises its own errors of
+        wrong calls."""
         frame = self._frame
         try:
             job = ParquetJob.of(frame._chain, frame._new_run, path, **self._parquet_settings())
@@ -109,10 +108,14 @@ class FrameWriter(DataFrameWriter):
             raise
         except UsageError as refusal:
             frame._log_crossing("write", "Spark", str(refusal))
-            by_spark()
+            self._write_by_spark(method, path)
             return
         with own_errors():
             job.run()
+
+    def _write_by_spark(self, method: str, path: str | None) -> None:
+        with own_errors():
+            getattr(self._spark_writer(method, path), method)(path)
 
     def _parquet_settings(self) -> dict[str, str]:
         """Return the mode and the codec. Raises `UnsupportedError` for settings that only Spark follows."""
@@ -131,22 +134,23 @@ class FrameWriter(DataFrameWriter):
                 found["codec"] = value
         return found
 
-    def _note_target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._target = next(iter((*args, *kwargs.values())), None)
-
-    def _spark_writer(self, method: str, target: Any) -> DataFrameWriter:
-        """Return PySpark's writer, with the same settings, to call ``method`` for this path or table."""
-        refused = method != "insertInto" and self._may_be_refused(method, target)
+    def _spark_writer(self, method: str, /, *args: Any, **kwargs: Any) -> DataFrameWriter:
+        """Return PySpark's writer, with the same settings, to call ``method`` with these arguments."""
+        refused = method != "insertInto" and self._may_be_refused(method, args, kwargs)
         writer = (self._frame._to_spark() if refused else self._frame._for_action()).write
         for setting, args, kwargs in self._settings:
             writer = getattr(writer, setting)(*args, **kwargs)
         return writer
 
-    def _may_be_refused(self, method: str, target: Any) -> bool:
+    def _may_be_refused(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether Spark may refuse to write, or write nothing, because the target exists. Then no
         stage should run first. Where the target is not known, it may be so."""
-        modes = [str(args[0]).lower() for setting, args, _ in self._settings if setting == "mode" and args[0]]
-        if modes[-1:] in (["append"], ["overwrite"]) or not is_classic(self._frame.sparkSession):
+        call = inspect.signature(getattr(DataFrameWriter, method)).bind(self, *args, **kwargs)
+        call.apply_defaults()
+        _, target, *_ = call.arguments.values()  # a path, a table or, of jdbc(), a URL
+        modes = [args[0] for setting, args, _ in self._settings if setting == "mode"]
+        last = next(filter(None, (call.arguments.get("mode"), *reversed(modes))), "")
+        if str(last).lower() in ("append", "overwrite") or not is_classic(self._frame.sparkSession):
             return False
         try:
             return _exists(self._frame.sparkSession, target, is_table=method == "saveAsTable")

@@ -32,7 +32,7 @@ from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.steps.group_steps import GroupApply
 
 
-@delegating(GroupedData, lambda groups, _: groups._spark_groups())
+@delegating(GroupedData, lambda groups, *_: groups._spark_groups())
 class GroupedFrame(GroupedData):
     """The groups of a frame. ``columns``: the arguments of ``groupBy``; None for groups of another kind, such
     as a cube's. ``make``: makes PySpark's groups of a DataFrame; None if they are made (`of_made`)."""
@@ -191,7 +191,7 @@ class GroupedFrame(GroupedData):
         return GroupedRows(rows, keys)
 
 
-@delegating(PandasCogroupedOps, lambda groups, _: groups._spark_groups())
+@delegating(PandasCogroupedOps, lambda groups, *_: groups._spark_groups())
 class CoGroupedFrame(PandasCogroupedOps):
     """The groups of two frames. The function gets both groups of each key, of which one may be empty."""
 

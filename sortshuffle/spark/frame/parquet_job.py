@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 from sortshuffle import calls
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.plan.chain import Chain
-from sortshuffle.spark.plan.coalescing import measure
+from sortshuffle.spark.plan.coalescing import for_action
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.requirements import is_classic
 from sortshuffle.spark.steps.write_parquet import WriteParquet
@@ -135,8 +135,7 @@ class ParquetJob:
 
     def _run(self, closing: WriteParquet) -> list[str]:
         """Run the frame. Return the names of the files to commit."""
-        measure(self.chain)
-        rows = plan_stage(self.chain, self.new_run(), closing, "name string").collect()
+        rows = plan_stage(for_action(self.chain), self.new_run(), closing, "name string").collect()
         return [row.name for row in rows] or [closing.write_empty()]
 
 

@@ -57,7 +57,7 @@ from sortshuffle.spark.operators.translation import filter_of, projection_of
 from sortshuffle.spark.parquet.pruning import binds
 from sortshuffle.spark.plan import explain as explaining
 from sortshuffle.spark.plan.chain import Chain, Rows, next_number
-from sortshuffle.spark.plan.coalescing import measure
+from sortshuffle.spark.plan.coalescing import for_action
 from sortshuffle.spark.plan.kept_rows import keep, kept, release
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
@@ -454,8 +454,7 @@ class ShuffleFrame(TwoSidedFrame):
         rows = self._rows
         chain = (reading_only(rows, ()) or rows).chain
         with own_errors():
-            measure(chain)
-            counts = plan_stage(chain, self._new_run(), CountRows(), "rows long")
+            counts = plan_stage(for_action(chain), self._new_run(), CountRows(), "rows long")
             return sum(row.rows for row in counts.collect())
 
     def collect(self) -> list[Any]:

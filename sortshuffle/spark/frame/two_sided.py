@@ -35,7 +35,7 @@ from sortshuffle.spark.operators.scan_reasons import why_not_cached
 from sortshuffle.spark.operators.translation import arrow_expression
 from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows, next_number
-from sortshuffle.spark.plan.coalescing import is_coalesced, measure
+from sortshuffle.spark.plan.coalescing import for_action
 from sortshuffle.spark.plan.hints import for_spark
 from sortshuffle.spark.plan.kept_rows import reading_kept
 from sortshuffle.spark.plan.origins import DataFrameOrigin
@@ -239,7 +239,7 @@ class TwoSidedFrame(DataFrame):
         if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
             return chain.origin.source
         run = self._new_run()
-        planned = plan_stage(chain, run, ToSpark(), chain.schema, keeps_partitions=True)
+        planned = plan_stage(chain, run, ToSpark(), chain.schema)
         return for_spark(planned, chain, rows.layout, run)
 
     @property
@@ -254,12 +254,12 @@ class TwoSidedFrame(DataFrame):
         if self._plain is not None:
             return self._plain
         chain = self._rows_for_spark.chain
-        measure(chain)  # without the lock: frames can be derived meanwhile
-        if not is_coalesced(chain):
+        coalesced = for_action(chain)  # without the lock: frames can be derived meanwhile
+        if coalesced is chain:
             return self._to_spark()
         with self._lock:
             if self._coalesced is None:
-                self._coalesced = plan_stage(chain, self._new_run(), ToSpark(), chain.schema)
+                self._coalesced = plan_stage(coalesced, self._new_run(), ToSpark(), chain.schema)
             return self._coalesced
 
     def _new_run(self) -> int:

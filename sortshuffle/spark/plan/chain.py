@@ -145,12 +145,13 @@ class Branch:
 @dataclass(frozen=True, slots=True)
 class MapStage:
     """One pass over rows that one or several exchanges need. ``steps``: those common to all branches.
-    ``tasks``: how many there are, if several partitions are read in each; otherwise None."""
+    ``ends``: if tasks read several partitions, for each the number after that of its last one (`coalescing`).
+    """
 
     number: int
     steps: tuple[Step, ...]
     branches: tuple[Branch, ...]
-    tasks: int | None = None
+    ends: tuple[int, ...] | None = None
 
 
 class ShuffleDependency(Protocol):

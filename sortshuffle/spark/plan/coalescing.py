@@ -8,13 +8,13 @@ it is set, and a task costs some 20 ms of CPU in Python and the JVM however litt
     subpartition   0 .. 7    8 .. 15   ...     each is still read, and passed through the steps, by itself,
     task           0         1         ...     as in a task of its own
 
-* Sizes are not guessed. Before an action is planned, `measure` runs the map stages of the exchanges in
+* Sizes are not guessed. Before an action is planned, `for_action` runs the map stages of the exchanges in
   question, sources first, and adds up what they have written (`spark.plan.measured_sizes`). So only actions
   coalesce. A DataFrame that Spark plans further stays lazy, and keeps its partitions, of which Spark is told
   (`plan.hints`).
-* A stage whose exchanges are all measured is coalesced, whoever plans it, unless it must keep its partitions.
-* Not coalesced: exchanges whose number the user asked for, sorted ranges, unions, and the large side of a
-  broadcast join. Over Spark Connect nothing is.
+* A map stage is coalesced, too, if all exchanges that it reads are measured.
+* Not coalesced: exchanges whose number the user asked for, sorted ranges, unions, the large side of a
+  broadcast join, and what is read from Spark's cache or in slices. Over Spark Connect nothing is.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from sortshuffle.options import MIB
-from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.plan import skew
+from sortshuffle.spark.plan.chain import Chain, ShuffleDependency
 from sortshuffle.spark.plan.kept_rows import kept_beginning
 from sortshuffle.spark.plan.measured_sizes import measure_sizes
 from sortshuffle.spark.session.session_settings import SessionSettings
-from sortshuffle.spark.worker.stages import Step
 
 TASKS_PER_CORE = 3
 """The least number of tasks for each core, so that one slow group does not leave the others idle."""
@@ -43,10 +43,12 @@ SMALLEST = MIB
 """Least bytes of a task if there are few. It is the least of Spark's, too."""
 
 
-def measure(chain: Chain) -> None:
-    """Run the map stages that must have run before it is known how many tasks read their exchanges. Called by
-    actions on the rows of ``chain``, which need these stages anyway. Raises what the stages raise."""
+def for_action(chain: Chain) -> Chain:
+    """Return the chain as an action on its rows reads it: `coalesced`. Runs the map stages that must have run
+    before it is known how many tasks read their exchanges; the action needs these stages anyway. Raises what
+    the stages raise."""
     _measure(chain, set())
+    return coalesced(chain, ends_of(chain))
 
 
 def _measure(chain: Chain, seen: set[ShuffleDependency]) -> None:
@@ -73,28 +75,19 @@ def _measure_together(exchanges: Sequence[ShuffleDependency]) -> None:
         exchange.measured(found[exchange.number])
 
 
-def is_coalesced(chain: Chain) -> bool:
-    """Return whether the stage of this chain has fewer tasks than the partitions of its exchanges."""
-    return _ends(chain) is not None
+def coalesced(chain: Chain, ends: tuple[int, ...] | None) -> Chain:
+    """Return the rows of a chain, read in fewer tasks. ``ends``: what `ends_of` returns for the chain."""
+    origin = None if ends is None else chain.origin.coalesced(chain, len(ends), ends)
+    return chain if origin is None else replace(chain, origin=origin, steps=())
 
 
-def tasks_of(chain: Chain) -> int | None:
-    """Return how many tasks the stage of this chain has, if it is coalesced; otherwise None."""
-    ends = _ends(chain)
-    return None if ends is None else len(ends)
-
-
-def coalesced_origin(chain: Chain, steps: tuple[Step, ...]) -> Origin | None:
-    """Return what reads the chain's exchanges in fewer tasks, and applies the first ``steps`` of the chain;
-    None if there are to be as many tasks as partitions."""
-    ends = _ends(chain)
-    return None if ends is None else chain.origin.coalesced(replace(chain, steps=steps), len(ends), ends)
-
-
-def _ends(chain: Chain) -> tuple[int, ...] | None:
-    """Return for each task the number after that of its last partition; None if each reads one partition."""
+def ends_of(chain: Chain) -> tuple[int, ...] | None:
+    """Return for each task of the chain's stage the number after that of its last partition; None if each
+    reads one partition. Runs nothing."""
     exchanges = _small_exchanges(chain)
     if not exchanges or not all(exchange.is_measured for exchange in exchanges):
+        return None
+    if kept_beginning(chain, chain.steps)[0] is not None or skew.is_sliced(chain):
         return None
     sizes: Any = np.sum([exchange.sizes().totals for exchange in exchanges], axis=0, dtype=np.float64)
     total = sizes.sum()

@@ -124,7 +124,7 @@ def exchanged_size(exchange: ShuffleDependency) -> int | None:
     reports = [
         report for (number, _), report in upstream.context.reports.value.items() if number == stage.number
     ]
-    if not reports or len(reports) < (stage.tasks or skew.sliced_origin(upstream).partitions()):
+    if not reports or len(reports) < (len(stage.ends or ()) or skew.sliced_origin(upstream).partitions()):
         return estimated_size(upstream)
     outputs = [report.outputs[exchange.number] for report in reports if exchange.number in report.outputs]
     return sum(output.counts["raw_bytes_written"] for output in outputs)

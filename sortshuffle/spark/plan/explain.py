@@ -25,7 +25,7 @@ def text(chain: Chain, totals: Sequence[StageTotals], runs: Sequence[int]) -> st
         lines += _map_stage(exchange, done)
     lines += [
         "Result stage",
-        *_inputs(chain, coalescing.tasks_of(chain)),
+        *_inputs(chain, coalescing.ends_of(chain)),
         *_steps(chain.steps, "    "),
         "    -> rows",
     ]
@@ -40,7 +40,7 @@ def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> 
     total = done.get(stage.number)
     count = len(stage.branches)
     yield f"Stage {stage.number}, writes {'an exchange' if count == 1 else f'{count} exchanges in one pass'}"
-    yield from _inputs(exchange.upstream, stage.tasks)
+    yield from _inputs(exchange.upstream, stage.ends)
     yield from _steps(stage.steps, "    ")
     for branch in stage.branches:
         yield from _steps(branch.steps, "        ")
@@ -51,12 +51,12 @@ def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> 
         yield f"    {_figures(total)}"
 
 
-def _inputs(chain: Chain, tasks: int | None) -> list[str]:
+def _inputs(chain: Chain, ends: Sequence[int] | None) -> list[str]:
     """Return the lines on what a stage reads, and on how subpartitions are divided among its tasks.
-    ``tasks``: how many there are, if each reads several partitions."""
+    ``ends``: those of `coalescing.ends_of`."""
     lines = [*chain.origin.lines(), *skew.lines(chain)]
-    if tasks is not None and not skew.is_sliced(chain):
-        lines.append(f"{chain.origin.partitions()} small partitions in {tasks} tasks")
+    if ends is not None:
+        lines.append(f"{ends[-1]} small partitions in {len(ends)} tasks")
     return [f"    {line}" for line in lines]
 
 

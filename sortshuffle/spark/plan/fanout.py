@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from weakref import WeakSet
 
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.plan.chain import Branch, Chain, MapStage, ShuffleDependency
-from sortshuffle.spark.plan.coalescing import tasks_of
+from sortshuffle.spark.plan.coalescing import coalesced, ends_of
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.classic_planner import rdd_of
 from sortshuffle.spark.session.planner import ControlRows
@@ -144,7 +145,8 @@ def _stage_for(exchanges: Sequence[Waiting]) -> MapStage:
         for exchange in exchanges
     )
     # the lowest number is above those of the exchanges that the stage reads, and below those of its readers
-    return MapStage(exchanges[0].number, steps, branches, tasks_of(exchanges[0].upstream))
+    ends = ends_of(replace(exchanges[0].upstream, steps=steps))
+    return MapStage(exchanges[0].number, steps, branches, ends)
 
 
 def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[ControlRows]:
@@ -158,12 +160,12 @@ def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[Control
         )
     )
     numbers = ", ".join(str(exchange.number) for exchange in exchanges)
-    upstream, purpose = exchanges[0].upstream, f"writes exchange {numbers}"
+    chain = coalesced(replace(exchanges[0].upstream, steps=stage.steps), stage.ends)
     rows = plan_stage(
-        upstream, stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=purpose
+        chain, stage.number, WriteExchanges(writes), COLUMNS, purpose=f"writes exchange {numbers}"
     )
     label = "sortshuffle " + "; ".join(branch.text for branch in stage.branches)
-    context = upstream.context
+    context = chain.context
     control = context.planner.control(rows, sizes, label)
     for exchange, control_rows in zip(exchanges, control, strict=True):
         context.services.remember(context.spark_context(), exchange.number, partial(_rdd_of, control_rows))

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 
 from sortshuffle.partitioner import SortKey, determine_bounds
 from sortshuffle.spark.plan.chain import Chain, WrappedOrigin
-from sortshuffle.spark.plan.coalescing import coalesced_origin
+from sortshuffle.spark.plan.coalescing import coalesced, ends_of
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.worker.key_samples import COLUMNS, SampleKeys
 
@@ -63,10 +63,7 @@ class Sampling:
     _rows: DataFrame = field(init=False)
 
     def __post_init__(self) -> None:
-        coalesced = coalesced_origin(self.upstream, self.upstream.steps)
-        self._chain = (
-            self.upstream if coalesced is None else replace(self.upstream, origin=coalesced, steps=())
-        )
+        self._chain = coalesced(self.upstream, ends_of(self.upstream))
         rows = self._chain.origin.rows()
         self._rows = self.upstream.context.planner.share(rows)  # planned once for both jobs
 

@@ -9,11 +9,10 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, Origin
-from sortshuffle.spark.plan.coalescing import coalesced_origin
 from sortshuffle.spark.plan.kept_rows import kept_beginning
 from sortshuffle.spark.session.requirements import application_of, check_workers
 from sortshuffle.spark.worker.reports import wants_log
-from sortshuffle.spark.worker.stages import Closing, Stage, Step
+from sortshuffle.spark.worker.stages import Closing, Stage
 
 
 def plan_stage(
@@ -22,24 +21,17 @@ def plan_stage(
     closing: Closing,
     schema: StructType | str,
     *,
-    steps: tuple[Step, ...] | None = None,
     purpose: str = "",
-    keeps_partitions: bool = False,
 ) -> DataFrame:
     """Return the chain as a stage in Spark's plan, which ends in ``closing``, whose rows have ``schema``.
 
-    ``steps``: the first steps of the chain, None for all. ``purpose``: shown in Spark's UI, such as "writes
-    exchange 3". ``keeps_partitions``: small partitions are not coalesced. May run jobs: to measure skew, to
-    place exchanges and to check the workers. Raises `WorkerSetupError` if the workers cannot run the stage.
+    ``purpose``: shown in Spark's UI, such as "writes exchange 3". May run jobs: to measure skew, to place
+    exchanges and to check the workers. Raises `WorkerSetupError` if the workers cannot run the stage.
     """
     context = chain.context
     check_workers(context.spark, context.services.key is not None)
-    kept, steps = kept_beginning(chain, chain.steps if steps is None else steps)
+    kept, steps = kept_beginning(chain, chain.steps)
     origin = skew.sliced_origin(chain) if kept is None else kept
-    if origin is chain.origin and not keeps_partitions:
-        coalesced = coalesced_origin(chain, steps)
-        if coalesced is not None:
-            origin, steps = coalesced, ()
     rows = origin.rows()
     stage = Stage(
         number,

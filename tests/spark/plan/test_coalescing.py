@@ -21,7 +21,7 @@ from hypothesis import strategies as hs
 from oracle import confs, jobs
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession, Window
 from pyspark.sql import functions as sf
 
 import sortshuffle
@@ -331,6 +331,23 @@ def test_rows_in_sparks_cache_need_no_exchange(numbers: DataFrame, spark: SparkS
         frame.unpersist()
 
 
+def test_a_stage_that_reads_sparks_cache_has_its_partitions(
+    numbers: DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = sortshuffle.frame(numbers).repartition("k")
+    after = placed.mapInArrow(same, numbers.schema).repartition("s")
+    assert placed.count() == ROWS
+    placed.persist()
+    try:
+        assert after.count() == ROWS
+        assert tasks(after, capsys) == [IN_ONE]  # the result stage, not the one that reads the cache
+        (exchange,) = after._chain.origin.exchanges()
+        (written,) = (total for total in after.stage_totals() if total.stage == exchange.stage().number)
+        assert written.tasks == MANY
+    finally:
+        placed.unpersist()
+
+
 def test_skewed_partitions_are_divided_and_others_coalesced(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,12 +362,24 @@ def test_skewed_partitions_are_divided_and_others_coalesced(
         assert tasks(even, capsys) == [IN_ONE]
 
 
-def test_a_function_that_fails_in_a_measured_stage_raises_its_error(numbers: DataFrame) -> None:
+def test_a_function_that_fails_in_a_measured_stage_raises_its_error(
+    numbers: DataFrame, tmp_path: Path
+) -> None:
     def wrong(batches: Batches) -> Batches:
         yield from (batch.select(["k"]) for batch in batches)
 
     failing = sortshuffle.frame(numbers).mapInArrow(wrong, numbers.schema).repartition("k")
-    for action in (failing.count, failing.collect, failing.toPandas, failing.show):
+    path = str(tmp_path / "new")
+    for action in (
+        failing.count,
+        failing.collect,
+        failing.toPandas,
+        failing.show,
+        lambda: failing.write.csv(path),
+        lambda: failing.write.parquet(path),
+        lambda: failing.write.format("csv").save(path),
+        lambda: failing.write.partitionBy("s").parquet(path),  # which Python leaves to Spark
+    ):
         with pytest.raises(SchemaMismatchError, match=r"mapInArrow\(wrong\)"):
             action()
 
@@ -402,6 +431,35 @@ def test_a_write_that_spark_refuses_or_skips_runs_no_stage(
         assert spark.table("there").count() == 2 * ROWS
     finally:
         spark.sql("drop table there")
+
+
+def test_a_writer_looks_at_the_arguments_by_their_names(
+    numbers: DataFrame, spark: SparkSession, tmp_path: Path
+) -> None:
+    def writer() -> DataFrameWriter:
+        return sortshuffle.frame(numbers).repartition("k").write
+
+    there = str(tmp_path)
+    numbers.write.saveAsTable("named")
+    try:
+        with jobs(spark) as ran:
+            for write in (
+                lambda: writer().csv(mode="error", path=there),
+                lambda: writer().mode("overwrite").json(there, mode="error"),
+                lambda: writer().saveAsTable(format="parquet", name="named"),
+                lambda: writer().mode("append").saveAsTable("named", mode="errorifexists"),
+            ):
+                with pytest.raises(AnalysisException, match="ALREADY_EXISTS"):
+                    write()
+            with pytest.raises(TypeError, match="path"):
+                writer().csv()  # type: ignore[call-arg]
+        assert ran.ids == []
+        writer().csv(there, mode="overwrite")
+        assert len(list(tmp_path.glob("*.csv"))) == 1
+        writer().mode("error").csv(there, "append")
+        assert len(list(tmp_path.glob("*.csv"))) == 2
+    finally:
+        spark.sql("drop table named")
 
 
 def test_the_bytes_that_a_coalesced_stage_wrote_are_known(numbers: DataFrame) -> None:
