@@ -11,7 +11,6 @@ Partitions are compared where both sides promise the same: those of a `repartiti
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,9 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jobs import Job, text_hash
-from pyspark import RDD, SparkContext, TaskContext
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
+from rdd_tasks import larger, pairs, pairs_of, sorted_records, values
 from sort_records import Summary, summary
 from systems.contestants.consumers import SUMS, totals
 
@@ -298,39 +298,6 @@ PARSED: dict[str, Callable[[Any, Any, bool], Any]] = {"group": _group, "aggregat
 
 # ---- RDDs -----------------------------------------------------------------------------------------------
 
-MAPS = 8
-SPREAD = 2_654_435_761  # so that neighbours have keys far apart
-VALUES = [f"value {number:04d}" for number in range(10_000)]
-
-
-def larger(one: str, other: str) -> str:
-    return one if one >= other else other
-
-
-def pairs(records: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """What the consumer does: how many pairs, and the sum of their lengths."""
-    count = letters = 0
-    for _, value in records:
-        count += 1
-        letters += len(value)
-    yield count, letters
-
-
-def values(groups: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """The same for groups of values."""
-    count = letters = 0
-    for _, group in groups:
-        for value in group:
-            count += 1
-            letters += len(value)
-    yield count, letters
-
-
-def sorted_records(records: Iterable[Any]) -> Iterator[str]:
-    """What stands for a partition. The values of a group may come in any order."""
-    found = [(key, value if isinstance(value, str) else sorted(value)) for key, value in records]
-    yield text_hash(map(repr, sorted(found)))
-
 
 @dataclass(frozen=True, slots=True)
 class PairMethod:
@@ -372,22 +339,6 @@ def rdd(
         return repr([sum(column) for column in zip(*found, strict=True)])
 
     return Job(run, digest, steps)
-
-
-def pairs_of(context: SparkContext, kind: str, count: int, different: int) -> RDD[Any]:
-    """Pairs that are made where they are needed."""
-    each = math.ceil(count / MAPS)
-
-    def ints(split: int, _: Iterable[Any]) -> Iterator[Any]:
-        for number in range(split * each, (split + 1) * each):
-            yield number * SPREAD % different, VALUES[number % len(VALUES)]
-
-    def strings(split: int, _: Iterable[Any]) -> Iterator[Any]:
-        for number in range(split * each, (split + 1) * each):
-            yield f"key {number * SPREAD % different}", VALUES[number % len(VALUES)]
-
-    seeds = context.parallelize(range(MAPS), MAPS)
-    return seeds.mapPartitionsWithIndex(ints if kind == "int" else strings)
 
 
 KINDS: dict[str, Callable[..., Job]] = {"exchange": exchange, "sort": sort, "parsed": parsed, "rdd": rdd}

@@ -1,9 +1,10 @@
 """Coalescing: a task reads several small partitions if nobody asked for their number.
 
 Spark's adaptive execution does this to its own shuffles, and the same settings turn it on here
-(``spark.sql.adaptive.enabled`` and ``spark.sql.adaptive.coalescePartitions.enabled``). Exchanges that a
-groupBy, a join or ``repartition("k")`` needs have ``spark.sql.shuffle.partitions`` subpartitions, 200 unless
-it is set, and a task costs some 20 ms of CPU in Python and the JVM however little it reads.
+(``spark.sql.adaptive.enabled`` and ``spark.sql.adaptive.coalescePartitions.enabled``). The number of
+subpartitions of an exchange that a groupBy, a join or ``repartition("k")`` needs follows from an estimate
+(`operators.partition_counts`), which is often too large. A task costs some 20 ms of CPU in Python and the JVM
+however little it reads.
 
     subpartition   0 .. 7    8 .. 15   ...     each is still read, and passed through the steps, by itself,
     task           0         1         ...     as in a task of its own
