@@ -12,12 +12,13 @@ Coalesced: a task receives the rows for several tasks of one input, and does the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -147,13 +148,21 @@ class ReadCoalesced:
         batches = list(received)
         if not batches:
             return
-        rows = pa.Table.from_batches(batches)
-        numbers = rows.column(self.numbered_by)
-        for number in sorted(numbers.unique().to_pylist()):
-            own = iter(_with_output(rows.filter(pc.equal(numbers, number))).to_batches())
+        for number, rows in _by_number(pa.Table.from_batches(batches), self.numbered_by):
+            own = iter(_with_output(rows).to_batches())
             part = replace(task, partition=number)  # the task whose work this is
             with ExitStack() as opened:
                 yield from apply_steps(self.opening.open(own, part), self.steps, part, opened)
+
+
+def _by_number(rows: pa.Table, column: int) -> Iterator[tuple[int, pa.Table]]:
+    """Yield each number in a column, in ascending order, and the rows that have it, in their order."""
+    numbers = rows.column(column).to_numpy()
+    order = np.argsort(numbers, kind="stable")  # not a filter for each number: there may be thousands
+    found, starts = np.unique(numbers[order], return_index=True)
+    rows = rows.take(pa.array(order))
+    for number, (start, end) in zip(found.tolist(), pairwise([*starts.tolist(), len(order)]), strict=True):
+        yield number, rows.slice(start, end - start)
 
 
 def _with_output(rows: pa.Table) -> pa.Table:
