@@ -3,7 +3,7 @@
 Three processes: the sending side on one core, the receiving side on another, and this one, which measures and
 does nothing meanwhile. Bare: one Python process sends from one buffer, the other receives into one, over one
 loopback connection. Ours: `ShuffleService` on the first core, and on the second a consumer task, `InputGate`
-over remote channels: requests, credit, checksums, record batches that are used where they were received. The
+over remote channels: requests, credit, checksums, record batches, two joined for a call. The
 files are in the page cache. The same bytes in 1, 16 and 256 channels, one map output each.
 
 Then 64 consumers at once of one map output, over 64 connections: how much a read from the disk brings, on
