@@ -317,7 +317,7 @@ def test_rows_that_a_plan_may_add_are_not_few(job: SparkSession, spark: SparkSes
         exploded.unpersist()
         sent = job.createDataFrame([(1,), (2,)], "id long")
         many = sent.select(sf.explode(sf.sequence("id", sf.lit(10_000_000))).alias("id"))
-        assert partitions_of_groups(many.localCheckpoint(eager=False)) == [default]
+        assert partitions_of_groups(many.localCheckpoint(eager=False)) == [64]  # of unknown size to Spark
         made = few.groupBy("id").applyInPandas(with_size, "id long, n long").where("hash(n) > 5")
         assert partitions_of_groups(made) == [default]
         assert partitions_of_groups(few.join(job.range(4, 6).withColumnRenamed("id", "n"))) == [default]
