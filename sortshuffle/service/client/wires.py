@@ -59,12 +59,13 @@ class PlainWire:
         try:
             return self._take(view)
         except BlockingIOError:
-            is_there = self._wait_for(min(len(view), self._most))
+            wanted = min(len(view), self._most)
+            is_there = self._wait_for(wanted)
         try:
             got = self._take(view)
         except BlockingIOError:
             raise TimeoutError from None
-        if not is_there:
+        if not is_there and got < wanted:  # else it came just after the tick
             self._most = max(1, got // 2)
         return got
 

@@ -21,7 +21,7 @@ from pyspark.sql.tvf import TableValuedFunction
 from sortshuffle.spark.frame.classic_frame import ClassicFrame
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.frames import framed
-from sortshuffle.spark.plan.estimated_sizes import note_users_rdd
+from sortshuffle.spark.plan.estimated_sizes import note_sent
 from sortshuffle.spark.session.requirements import configure, is_classic, require_session
 
 
@@ -96,9 +96,7 @@ class ShuffleSession(SparkSession):
 
     def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         if method == "createDataFrame":
-            for data in args:
-                if isinstance(data, RDD):
-                    note_users_rdd(data, result)
+            note_sent(result, next((data for data in args if isinstance(data, RDD)), None))
         return framed(result, self)
 
 

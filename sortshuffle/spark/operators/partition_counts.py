@@ -8,12 +8,10 @@ subpartition costs some 0.1 ms in every task that writes or reads it, and each t
 
 from __future__ import annotations
 
-import math
-
 from sortshuffle.spark.functions.maps import MapFunction
 from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.coalescing import LARGEST, SMALLEST, TASKS_PER_CORE
-from sortshuffle.spark.plan.estimated_sizes import estimated_size
+from sortshuffle.spark.plan.estimated_sizes import divided, estimated_size
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ExchangeOrigin, ParquetOrigin, UnionOrigin
 from sortshuffle.spark.session.requirements import is_classic
 from sortshuffle.spark.session.session_settings import SessionSettings
@@ -50,7 +48,7 @@ def default_partitions(*inputs: Rows) -> int:
     size = sum(size for size in sizes if size is not None)
     if size <= FEW_BYTES and all(map(_come_from_a_source, chains)):
         return 1
-    wanted = math.ceil(size / (BYTES_OF_FILES if all(map(_come_from_files, chains)) else BYTES))
+    wanted = divided(size, BYTES_OF_FILES if all(map(_come_from_files, chains)) else BYTES)
     return min(most, max(wanted, TASKS_PER_CORE * context.planner.parallelism()))
 
 

@@ -14,6 +14,7 @@ another type, or not at all. The files fix the order of rows, so a scan is repro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class ParquetScan:
                     continue
                 columns = self._columns(file, piece)
                 paths = list(dict.fromkeys(path for column in columns for path in column.paths))
-                rows = self._batch_rows(file.metadata.row_group(piece.row_groups[0]), columns)
+                rows = self._batch_rows([file.metadata.row_group(at) for at in piece.row_groups], columns)
                 batches = file.iter_batches(rows, list(piece.row_groups), paths, use_threads=False)
                 for batch in _batches(batches, piece.path):
                     yield from self._shaped(batch, columns, piece.path)
@@ -105,17 +106,21 @@ class ParquetScan:
                 columns.append(_Column(*fitted))
         return columns
 
-    def _batch_rows(self, group: Any, columns: Sequence[_Column]) -> int:
-        """Return how many rows a batch may have. ``group``: the metadata of the first row group. Text that is
-        stored as a dictionary takes more than the row group says; numbers are counted by their width."""
-        chunks = [group.column(at) for at in range(group.num_columns)]
-        stored = {chunk.path_in_schema: chunk.total_uncompressed_size for chunk in chunks}
+    def _batch_rows(self, groups: Sequence[Any], columns: Sequence[_Column]) -> int:
+        """Return how many rows a batch may have. ``groups``: the metadata of the row groups. Text that is
+        stored as a dictionary takes more than the row groups say; numbers are counted by their width."""
+        stored: Counter[str] = Counter()  # all groups together: the first may be of a few large rows
+        for group in groups:
+            for at in range(group.num_columns):
+                chunk = group.column(at)
+                stored[chunk.path_in_schema] += chunk.total_uncompressed_size
+        rows = max(1, sum(group.num_rows for group in groups))
         row_bytes = 0.0
         for column, wire in zip(columns, self.schema, strict=True):
             if is_fixed_width(wire.type):
                 row_bytes += wire.type.bit_width / 8
             else:
-                row_bytes += sum(stored.get(path, 0) for path in column.paths) / max(1, group.num_rows)
+                row_bytes += sum(stored[path] for path in column.paths) / rows
         return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
 
     def _shaped(

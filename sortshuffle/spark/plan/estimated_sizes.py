@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,10 +49,16 @@ def estimated_size(chain: Chain) -> int | None:
         if isinstance(step, Limit):
             size = min(size, max(1, step.number * _width(jvm, schema)))
         elif isinstance(step, Sample):
-            size = math.ceil(size * step.fraction)
+            size = math.ceil(size * Fraction(str(step.fraction)))
     if size is None or schema is None or schema == chain.schema:
         return size
-    return math.ceil(size * _width(jvm, chain.schema) / _width(jvm, schema))
+    return divided(size * _width(jvm, chain.schema), _width(jvm, schema))
+
+
+def divided(size: int, by: int) -> int:
+    """Divide, and round up. A size may be too large for a double: that of a join is the product of those of
+    its sides, and rows of which Spark knows nothing have 8 EiB."""
+    return -(-size // by)
 
 
 def scanned_size(spark: Any, size: int, schema: StructType, read: StructType) -> int:
@@ -69,8 +76,8 @@ def sparks_size(plan: Any) -> int:
 
 def local_size(context: SparkContext, plan: Any) -> int | None:
     """Return about the bytes that an optimised plan reads, if some of them are rows that the driver has sent
-    (`createDataFrame`, `parallelize`), and the size of all others is known; otherwise None. To Spark such
-    rows are an RDD of unknown size, until adaptive execution has seen what they become.
+    (`note_sent`), and the size of all others is known; otherwise None. To Spark such rows are an RDD of
+    unknown size, until adaptive execution has seen what they become.
 
     The JVM measures all leaves in one call (``LocalRows`` in the manager's jar).
     """
@@ -78,18 +85,18 @@ def local_size(context: SparkContext, plan: Any) -> int | None:
         told = json.loads(jar_method("LocalRows", "describe")(plan))
     except UnsupportedError:  # there is no jar
         return None
-    users, leaves = _users_rdds.get(context, ()), told["leaves"]
-    sent = [_bytes_sent(leaf, told["unknown"], users) for leaf in leaves]
+    known, leaves = _sent_rdds.get(context, ()), told["leaves"]
+    sent = [_bytes_sent(leaf, told["unknown"], known) for leaf in leaves]
     if all(size is None for size in sent):
         return None
     total = sum(leaf["size"] if size is None else size for leaf, size in zip(leaves, sent, strict=True))
     return None if total >= told["unknown"] else total
 
 
-def _bytes_sent(leaf: Mapping[str, int], unknown: int, users: Container[int]) -> int | None:
+def _bytes_sent(leaf: Mapping[str, int], unknown: int, known: Container[int]) -> int | None:
     """Return the bytes of a leaf whose rows the driver has sent; None for another leaf. ``unknown``: the size
-    of rows of which Spark knows none. ``users``: the ids of RDDs that users have made."""
-    return None if leaf["size"] < unknown or leaf.get("rdd", -1) in users else leaf.get("sent")
+    of rows of which Spark knows none. ``known``: the ids of RDDs of rows that were sent."""
+    return leaf["sent"] if leaf["size"] >= unknown and leaf.get("rdd") in known else None
 
 
 def may_add_rows(plan: Any) -> bool:
@@ -101,19 +108,22 @@ def may_add_rows(plan: Any) -> bool:
 
 
 _SENT = "ParallelCollectionRDD"  # the class of an RDD of data that the driver has sent
-# The ids of RDDs that users have made, by SparkContext: their functions may have made many rows of few
-_users_rdds: WeakKeyDictionary[SparkContext, set[int]] = WeakKeyDictionary()
+# The ids of the RDDs of rows that the driver has sent, by SparkContext. Those of a user's functions look the
+# same in the JVM, and may have made many rows of few that were sent
+_sent_rdds: WeakKeyDictionary[SparkContext, set[int]] = WeakKeyDictionary()
 
 
-def note_users_rdd(rdd: RDD[Any], df: Any) -> None:
-    """Note that ``df``, of a session with a JVM, was made of a user's ``rdd``. Its rows are not measured,
-    unless they are data that the driver has sent."""
+def note_sent(df: Any, rdd: RDD[Any] | None) -> None:
+    """Note that the driver has sent the rows of ``df``, of a session with a JVM, unless they were made of an
+    ``rdd`` of a user's that is not just data that the driver has sent."""
     records: Any = rdd
-    if not isinstance(rdd, PipelinedRDD) and records._jrdd.rdd().getClass().getSimpleName() == _SENT:
+    if isinstance(rdd, PipelinedRDD):
+        return
+    if rdd is not None and records._jrdd.rdd().getClass().getSimpleName() != _SENT:
         return
     leaf = df._jdf.queryExecution().analyzed().collectLeaves().head()
     if leaf.getClass().getSimpleName() == "LogicalRDD":
-        _users_rdds.setdefault(rdd.context, set()).add(leaf.rdd().id())
+        _sent_rdds.setdefault(df.sparkSession.sparkContext, set()).add(leaf.rdd().id())
 
 
 def exchanged_size(exchange: ShuffleDependency) -> int | None:

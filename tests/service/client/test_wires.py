@@ -110,6 +110,27 @@ def test_after_a_tick_that_brought_little_less_is_waited_for(monkeypatch: pytest
         assert waits == [(BODY, False), (5, True)]
 
 
+def test_what_comes_just_after_a_tick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may wait for Python's lock after the tick, until all is there."""
+    with connected() as (ours, peer):
+        wire = PlainWire(ours, TICK, PATIENCE)
+
+        def polled(descriptor: int, event: int, milliseconds: int) -> bool:
+            is_there = poll(descriptor, event, milliseconds)
+            if arrived(ours) == 0:
+                peer.sendall(bytes(24))
+                eventually(lambda: arrived(ours) == 24, "a header arrives")
+            return is_there
+
+        poll = calls.poll
+        monkeypatch.setattr(calls, "poll", polled)
+        assert wire.receive(memoryview(bytearray(24))) == 24
+        monkeypatch.setattr(calls, "poll", poll)
+        with pytest.raises(TimeoutError):
+            wire.receive(memoryview(bytearray(BODY)))
+        assert wakes_at(ours) == BODY
+
+
 @pytest.mark.parametrize("ends", ["the peer closes", "ours is shut down"])
 def test_the_end_wakes_who_waits_for_more(ends: str) -> None:
     with connected() as (ours, peer):

@@ -317,7 +317,7 @@ def test_rows_that_a_plan_may_add_are_not_few(job: SparkSession, spark: SparkSes
         exploded.unpersist()
         sent = job.createDataFrame([(1,), (2,)], "id long")
         many = sent.select(sf.explode(sf.sequence("id", sf.lit(10_000_000))).alias("id"))
-        assert partitions_of_groups(many.localCheckpoint(eager=False)) == [default]
+        assert partitions_of_groups(many.localCheckpoint(eager=False)) == [64]  # of unknown size to Spark
         made = few.groupBy("id").applyInPandas(with_size, "id long, n long").where("hash(n) > 5")
         assert partitions_of_groups(made) == [default]
         assert partitions_of_groups(few.join(job.range(4, 6).withColumnRenamed("id", "n"))) == [default]
@@ -396,7 +396,20 @@ def test_rows_of_the_driver_are_small_although_spark_knows_no_size(
         assert 6 < partitions_of_groups(large)[0] < 10  # MiB
         assert partitions_of_groups(unknown) == [64]
         assert partitions_of_groups(local.union(unknown)) == [64]
-        assert partitions_of_groups(sortshuffle.frame(spark.createDataFrame([(1,)], "id long"))) == [1]
+        assert partitions_of_groups(sortshuffle.frame(spark.createDataFrame([(1,)], "id long"))) == [64]
+
+
+def test_what_a_users_function_made_outside_of_the_session_is_not_measured(
+    job: SparkSession, spark: SparkSession
+) -> None:
+    """Few numbers were sent, and the function makes any number of rows of each."""
+    numbers = spark.sparkContext.parallelize([(1,)]).flatMap(lambda row: [row] * 100_000)
+    made = spark.createDataFrame(numbers, "id long")
+    local = job.createDataFrame([(1,)], "id long")
+    with confs(spark, {"spark.sql.shuffle.partitions": "64"}):
+        assert partitions_of_groups(sortshuffle.frame(made)) == [64]
+        assert partitions_of_groups(sortshuffle.frame(made).union(sortshuffle.frame(made))) == [64]
+        assert partitions_of_groups(local.union(made)) == [64]
 
 
 def test_small_rows_of_the_driver_joined_with_each_other_are_few_tasks(

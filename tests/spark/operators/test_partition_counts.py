@@ -104,3 +104,13 @@ def test_the_configured_number_is_the_most(spark: SparkSession) -> None:
     with confs(spark, {"spark.sql.adaptive.coalescePartitions.enabled": "false"}):
         few = sortshuffle.frame(spark.range(10))
         assert partitions(few.groupBy("id").count()) == [200]
+
+
+def test_sizes_may_be_larger_than_any_number_of_the_machine(spark: SparkSession) -> None:
+    """To Spark a join has the product of the sizes of its sides, here of 2^62 rows each."""
+    many = spark.range(1 << 62)
+    for at in range(20):
+        many = many.crossJoin(spark.range(1 << 62).toDF(f"c{at}"))
+    rows = sortshuffle.frame(many)
+    assert partitions(rows.repartition("id")) == [200]
+    assert partitions(rows.sample(0.5, seed=1).select("id").groupBy("id").count()) == [200]

@@ -87,6 +87,18 @@ def test_rows_larger_than_a_batch_come_one_by_one(tmp_path: Path) -> None:
     assert [len(batch.column(0)[0].as_py()) for batch in batches] == [BATCH_BYTES + 1] * 3
 
 
+def test_a_first_row_group_of_a_large_row_does_not_cut_the_others_into_rows(tmp_path: Path) -> None:
+    path = tmp_path / "text.parquet"
+    texts = ["x" * (BATCH_BYTES + 1), *["y"] * 100_000]
+    schema = pa.schema([("s", pa.string())])
+    with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
+        for group in (texts[:1], texts[1:]):
+            writer.write_table(pa.table({"s": group}, schema))
+    batches = list(scan_of(path, ["s"]).read(0))
+    assert [batch.num_rows for batch in batches[:1]] == [BATCH_ROWS]
+    assert [text for batch in batches for text in batch.column(0).to_pylist()] == texts
+
+
 def test_a_wide_scan_holds_a_batch_and_for_each_column_a_page_a_dictionary_and_a_small_buffer(
     tmp_path: Path,
 ) -> None:
