@@ -8,6 +8,8 @@ subpartition costs some 0.1 ms in every task that writes or reads it, and each t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sortshuffle.spark.functions.maps import MapFunction
 from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.coalescing import LARGEST, SMALLEST, TASKS_PER_CORE
@@ -54,29 +56,38 @@ def default_partitions(*inputs: Rows) -> int:
 
 def _come_from_a_source(chain: Chain) -> bool:
     """Return whether there are no more rows than a source has."""
-    while isinstance(chain.origin, ExchangeOrigin) and _adds_no_rows(chain):
-        chain = chain.origin.exchange.upstream
-    origin = chain.origin
-    is_source = isinstance(origin, ParquetOrigin) or (
+    source = _source_of(chain, _adds_no_rows)
+    if source is None:
+        return False
+    origin = source.origin
+    return isinstance(origin, ParquetOrigin) or (
         isinstance(origin, DataFrameOrigin) and not origin.may_add_rows
     )
-    return is_source and _adds_no_rows(chain)
+
+
+def _come_from_files(chain: Chain) -> bool:
+    """Return whether rows come from Parquet files that Python reads, and neither a function of the user's nor
+    a join is on the way."""
+    source = _source_of(chain, _has_no_function)
+    if source is None:
+        return False
+    if isinstance(source.origin, UnionOrigin):
+        return all(map(_come_from_files, source.origin.inputs))
+    return isinstance(source.origin, ParquetOrigin)
+
+
+def _source_of(chain: Chain, may_pass: Callable[[Chain], bool]) -> Chain | None:
+    """Return the chain before all exchanges; None if one on the way to it may not be passed."""
+    while may_pass(chain):
+        if not isinstance(chain.origin, ExchangeOrigin):
+            return chain
+        chain = chain.origin.exchange.upstream
+    return None
 
 
 def _adds_no_rows(chain: Chain) -> bool:
     return all(isinstance(step, PerBatchStep) for step in chain.steps)
 
 
-def _come_from_files(chain: Chain) -> bool:
-    """Return whether rows come from Parquet files that Python reads, and neither a function of the user's nor
-    a join is on the way."""
-    while isinstance(chain.origin, ExchangeOrigin) and not _has_function(chain):
-        chain = chain.origin.exchange.upstream
-    origin = chain.origin
-    if isinstance(origin, UnionOrigin):
-        return not _has_function(chain) and all(map(_come_from_files, origin.inputs))
-    return isinstance(origin, ParquetOrigin) and not _has_function(chain)
-
-
-def _has_function(chain: Chain) -> bool:
-    return any(isinstance(step, MapFunction | GroupApply) for step in chain.steps)
+def _has_no_function(chain: Chain) -> bool:
+    return not any(isinstance(step, MapFunction | GroupApply) for step in chain.steps)
