@@ -14,7 +14,6 @@ another type, or not at all. The files fix the order of rows, so a scan is repro
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -109,18 +108,16 @@ class ParquetScan:
     def _batch_rows(self, groups: Sequence[Any], columns: Sequence[_Column]) -> int:
         """Return how many rows a batch may have. ``groups``: the metadata of the row groups. Text that is
         stored as a dictionary takes more than the row groups say; numbers are counted by their width."""
-        stored: Counter[str] = Counter()  # all groups together: the first may be of a few large rows
-        for group in groups:
-            for at in range(group.num_columns):
-                chunk = group.column(at)
-                stored[chunk.path_in_schema] += chunk.total_uncompressed_size
-        rows = max(1, sum(group.num_rows for group in groups))
         row_bytes = 0.0
+        others: list[str] = []
         for column, wire in zip(columns, self.schema, strict=True):
             if is_fixed_width(wire.type):
                 row_bytes += wire.type.bit_width / 8
             else:
-                row_bytes += sum(stored[path] for path in column.paths) / rows
+                others += column.paths
+        if others:
+            # all groups together: the first may be of a few large rows
+            row_bytes += _stored_bytes(groups, others) / max(1, sum(group.num_rows for group in groups))
         return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
 
     def _shaped(
@@ -165,6 +162,14 @@ class _Column:
             return pa.repeat(self.constant, batch.num_rows)
         array = batch.column(batch.schema.get_field_index(self.name))
         return array if self.fit.convert is None else self.fit.convert(array)
+
+
+def _stored_bytes(groups: Sequence[Any], paths: Sequence[str]) -> int:
+    """Return the bytes of these columns in all row groups, before compression."""
+    first = groups[0]  # the columns of all row groups are in one order
+    positions = {first.column(at).path_in_schema: at for at in range(first.num_columns)}
+    wanted = [positions[path] for path in paths if path in positions]
+    return sum(group.column(at).total_uncompressed_size for group in groups for at in wanted)
 
 
 def open_parquet(path: str, filesystem: Any, columns: int = 1) -> pq.ParquetFile:
