@@ -50,10 +50,12 @@ class _ControlFiles:
 class _Known:
     """The task attempts of a home's finished pairs that Spark has known. ``seen``: for each the directory of
     Spark's index file, and the time of the first look that saw it, in seconds since 1970. ``missing``: those
-    whose index file was missing at the last sweep."""
+    whose index file was missing at the last sweep. ``count``: how often something had changed at the last
+    look."""
 
     seen: dict[int, tuple[str, float]] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
+    count: int = 0
 
 
 class HomeListings:
@@ -98,20 +100,28 @@ class HomeListings:
         known = set().union(*blocks.values())
         return _files(home, [name for name, attempt in found.finished.items() if attempt not in known])
 
-    def look(self, home: str, local_directories: Iterable[str]) -> None:
-        """Note which finished pairs Spark knows now. Raises OSError if something cannot be read."""
-        found = self._homes.list_if_changed(home)
-        attempts = set() if found is None else set(found.finished.values())
-        if attempts - self._known.get(home, _Known()).seen.keys():  # of the others it is known already
-            self._note(home, attempts, self._known_to_spark(local_directories))
+    def look(self, home: str, local_directories: Iterable[str]) -> bool:
+        """Note which finished pairs Spark knows now. Return whether the index file of one that it has known
+        is missing. Raises OSError if something cannot be read."""
+        found = self._homes.list_if_changed(home)  # first: a pair that is finished meanwhile is not in it
+        if found is None or not found.finished:
+            return False
+        blocks = self._known_to_spark(local_directories)
+        known = self._known.setdefault(home, _Known())
+        count = self._homes.count + self._blocks.count
+        if count != known.count:  # otherwise nothing has changed, and there may be many pairs
+            known.count = count
+            self._note(home, set(found.finished.values()), blocks)
+            return any(attempt not in blocks.get(block, ()) for attempt, (block, _) in known.seen.items())
+        return bool(known.missing)
 
     def dropped(self, home: str, forgotten: Iterable[PartitionedFile]) -> dict[PartitionedFile, float]:
         """Return those of the ``forgotten`` pairs that Spark has known and dropped, with the time at which it
-        was first seen that Spark knew them. To be called once in a sweep; sweeps are seconds apart.
+        was first seen that Spark knew them. To be called once in a sweep.
 
         One look at Spark's directories does not decide that, because an executor that ends removes them file
         by file. The index file must have been missing at the last call of this method, too, and the directory
-        that it was in must still be there.
+        that it was in must still be there. Where map outputs outlive executors, calls must be seconds apart.
         """
         known = self._known.get(home, _Known())
         missing = {file: known.seen[file.attempt] for file in forgotten if file.attempt in known.seen}

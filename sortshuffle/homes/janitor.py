@@ -10,7 +10,8 @@ unfinished files; and an executor that dies by SIGKILL leaves all its files. The
   directories later, or if its frames have different settings.
 * Every second a janitor removes unfinished files without a writer; every five seconds, finished files that
   Spark has forgotten (`homes.lifetime` says which). Four times a second it looks which ones Spark knows,
-  because Spark may forget those of a small job within a second.
+  because Spark may forget those of a small job within a second. Files that Spark has known and dropped are
+  removed at the second such look, unless they outlive the executor.
 * When the executor ends, the janitor deletes the homes and ends itself, within two seconds. If files are
   kept, or outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
 * If Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,
@@ -29,7 +30,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from sortshuffle import calls
 from sortshuffle.errors import OUT_OF
@@ -140,19 +141,23 @@ def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
         tick += 1
         for _ in range(LOOKS_PER_TICK):
             time.sleep(TICK / LOOKS_PER_TICK)
-            _look(owners, listings)
+            for home, owner in owners.items():
+                _look(home, owner, listings)
         owners.update(_read_owners(unread))
     return owners
 
 
-def _look(owners: Mapping[str, Owner], listings: HomeListings) -> None:
-    """Let the listings note which finished files Spark knows now."""
-    for home, owner in owners.items():
-        try:
-            if not owner.keep:
-                listings.look(home, owner.local_directories)
-        except OSError:
-            pass  # the next look tries again
+def _look(home: str, owner: Owner, listings: HomeListings) -> None:
+    """Let the listings note which finished files Spark knows now. Delete those that it has dropped."""
+    try:
+        if owner.keep:
+            return
+        is_any_missing = listings.look(home, owner.local_directories)
+        # files that outlive the executor wait for the next sweep, because the executor may be ending
+        if is_any_missing and not owner.outlived:
+            sweep(home, owner, listings)
+    except OSError:
+        pass  # the next look tries again
 
 
 def _read_owners(unread: dict[str, None]) -> dict[str, Owner]:

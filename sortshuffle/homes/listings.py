@@ -29,11 +29,14 @@ Stamp = tuple[int, int, int]
 
 class Listings(Generic[Made]):
     """Results made from the names in directories. ``make``: makes the result for a directory from its names
-    and from its last result, if there is one. ``clock``: seconds since 1970, as file systems use."""
+    and from its last result, if there is one. ``clock``: seconds since 1970, as file systems use. ``count``:
+    how often a directory was listed or found to be gone;
+    while it does not grow, nothing changes."""
 
     def __init__(
         self, make: Callable[[list[str], Made | None], Made], clock: Callable[[], float] = time.time
     ) -> None:
+        self.count = 0
         self._make = make
         self._clock = clock
         self._known: dict[str, tuple[Stamp | None, Made]] = {}
@@ -51,9 +54,11 @@ class Listings(Generic[Made]):
             known, made = self._known.get(directory, (None, None))
             if made is None or known != stamp:
                 made = self._make(calls.listdir(directory), made)
+                self.count += 1
                 self._known[directory] = (stamp if _is_settled(stamp, now) else None, made)
         except (FileNotFoundError, NotADirectoryError):
-            self._known.pop(directory, None)
+            if self._known.pop(directory, None) is not None:
+                self.count += 1
             return None
         return made
 

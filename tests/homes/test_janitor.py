@@ -176,6 +176,39 @@ def test_while_the_executor_lives_it_deletes_what_is_dead_and_nothing_else(execu
         writer.finish(WRITER)
 
 
+@pytest.mark.parametrize("outlived", [False, True])
+def test_what_spark_drops_goes_at_the_second_look_unless_it_outlives_the_executor(
+    executor: Executor, outlived: bool
+) -> None:
+    """An executor that ends removes Spark's files while its process still runs."""
+    home, owner, listings = executor.homes[0], replace(executor.owner, outlived=outlived), HomeListings()
+    control = executor.local[1] / "0c" / "shuffle_5_3_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    write_pair(home, Pair(2), attempt=3)
+
+    def left_after_a_look() -> int:
+        janitor._look(home, owner, listings)
+        return len(pairs(home))
+
+    assert left_after_a_look() == 2
+    control.unlink()
+    assert [left_after_a_look() for _ in range(4)] == ([2] * 4 if outlived else [2, 0, 0, 0])
+
+
+def test_what_is_kept_goes_at_no_look(executor: Executor) -> None:
+    home, owner, listings = executor.homes[0], replace(executor.owner, keep=True), HomeListings()
+    control = executor.local[1] / "0c" / "shuffle_5_3_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    write_pair(home, Pair(2), attempt=3)
+    janitor._look(home, owner, listings)
+    control.unlink()
+    for _ in range(3):
+        janitor._look(home, owner, listings)
+    assert len(pairs(home)) == 2
+
+
 def test_a_second_one_ends_soon_and_touches_nothing(executor: Executor) -> None:
     with janitor_of(*executor.homes) as first:
         eventually(lambda: all(map(is_attended, executor.homes)), "the janitor takes its locks")

@@ -505,6 +505,38 @@ def test_other_outputs_of_an_attempt_that_is_to_run_again_have_the_grace_time(
     assert os.path.exists(other)
 
 
+def test_a_look_sees_that_spark_has_dropped_a_pair(home: Path, owner: Owner, local: Path) -> None:
+    listings, directories = HomeListings(), owner.local_directories
+    file, other = write_pair(home, Pair(2)), write_pair(home, Pair(2), attempt=7)
+    controls = [local / "0a" / f"shuffle_0_{attempt}_0.index" for attempt in (file.attempt, other.attempt)]
+    assert not listings.look(str(home), directories)  # Spark has known none
+    for control in controls:
+        control.touch()
+    assert not listings.look(str(home), directories)
+    controls[0].unlink()
+    assert listings.look(str(home), directories)
+    assert sweep(str(home), owner, listings) == []
+    assert listings.look(str(home), directories)  # until it is decided
+    assert sweep(str(home), owner, listings) == [file.base]
+    assert not listings.look(str(home), directories)
+    other.delete()
+    controls[1].unlink()
+    assert not listings.look(str(home), directories)
+
+
+def test_a_look_at_what_has_not_changed_takes_no_look_at_each_pair(
+    home: Path, owner: Owner, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings, directories = HomeListings(), owner.local_directories
+    write_pair(home, Pair(2))
+    (local / "0a" / "shuffle_0_204_0.index").touch()
+    for directory in (local, local / "0a", local / "3f", home):
+        os.utime(directory, (1000.0, 1000.0))  # settled
+    assert not listings.look(str(home), directories)
+    monkeypatch.setattr(HomeListings, "_note", None)  # would fail
+    assert not listings.look(str(home), directories)
+
+
 def test_what_is_known_of_a_pair_goes_with_it(home: Path, owner: Owner, local: Path) -> None:
     file, listings = write_pair(home, Pair(2)), HomeListings()
     control = local / "0a" / "shuffle_0_204_0.index"

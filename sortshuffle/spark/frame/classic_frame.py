@@ -64,7 +64,12 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
             return self
         if method in _PLANS and self._plain is None:
             self._shadow_of(method, args, kwargs).dataframe()
-        return self._for_action() if method in ACTIONS else self
+        if method not in ACTIONS:
+            return self
+        target = self._for_action()
+        if method == "toLocalIterator":
+            self._rows_for_spark.chain.leave_to_spark()  # it returns before the rows are read
+        return target
 
     @property
     def rdd(self) -> RDD[Any]:

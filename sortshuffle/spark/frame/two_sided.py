@@ -71,7 +71,7 @@ class TwoSidedFrame(DataFrame):
     # Attributes have defaults in the class, because PySpark looks for missing ones among the columns.
     _own_rows: Rows | None = None  # on Python's side
     _plain: DataFrame | None = None  # Spark's form of the rows; on Python's side, once it is planned
-    _coalesced: DataFrame | None = None  # on Python's side: the same for actions, in fewer partitions
+    _read_at_once: DataFrame | None = None  # on Python's side: the same for actions
     _facts: DataFrameFacts | None = None  # on Python's side: of a DataFrame of files, which may be a scan
     _scanned_rows: Rows | None = None  # what `_scanned` found
     _pending_call: _PendingCall | None = None  # on Spark's side: what makes the rows if Python needs them
@@ -81,7 +81,7 @@ class TwoSidedFrame(DataFrame):
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
     _runs: list[int]  # numbers of the result stages
-    # of `_plain`, `_coalesced`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before the locks of
+    # of `_plain`, `_read_at_once`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before the locks of
     # other frames
     _lock: threading.RLock
     _shadow_class: type[Shadow] = Shadow
@@ -240,6 +240,7 @@ class TwoSidedFrame(DataFrame):
             return chain.origin.source
         run = self._new_run()
         planned = plan_stage(chain, run, ToSpark(), chain.schema)
+        chain.leave_to_spark()
         return for_spark(planned, chain, rows.layout, run)
 
     @property
@@ -249,18 +250,18 @@ class TwoSidedFrame(DataFrame):
         return self._rows if self._facts is None else own  # Spark itself reads files that no operator follows
 
     def _for_action(self) -> DataFrame:
-        """Return `_to_spark` for an action, which reads the rows at once: small partitions are coalesced. May
-        run the map stages of exchanges (`plan.coalescing`)."""
+        """Return the rows for an action, which reads them before it returns: small partitions are coalesced.
+        May run the map stages of exchanges (`plan.coalescing`)."""
         if self._plain is not None:
             return self._plain
         chain = self._rows_for_spark.chain
-        coalesced = for_action(chain)  # without the lock: frames can be derived meanwhile
-        if coalesced is chain:
+        if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
             return self._to_spark()
+        coalesced = for_action(chain)  # without the lock: frames can be derived meanwhile
         with self._lock:
-            if self._coalesced is None:
-                self._coalesced = plan_stage(coalesced, self._new_run(), ToSpark(), chain.schema)
-            return self._coalesced
+            if self._read_at_once is None:
+                self._read_at_once = plan_stage(coalesced, self._new_run(), ToSpark(), chain.schema)
+            return self._read_at_once
 
     def _new_run(self) -> int:
         """Return a number for a new result stage of this frame."""

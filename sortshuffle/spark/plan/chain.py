@@ -197,6 +197,10 @@ class ShuffleDependency(Protocol):
     def stage(self) -> MapStage:
         """Return the stage that writes this exchange, or that would if it were built now."""
 
+    def leave_to_spark(self) -> None:
+        """Note that Spark keeps a plan that reads this exchange. Otherwise its map outputs are deleted once
+        Python has no reader of it."""
+
 
 class Origin(ABC):
     """The beginning of a chain."""
@@ -292,6 +296,11 @@ class Chain:
                 if each not in seen:
                     seen.add(each)
                     yield each
+
+    def leave_to_spark(self) -> None:
+        """Note that Spark keeps a plan of these rows (`ShuffleDependency.leave_to_spark`)."""
+        for exchange in self.exchanges():
+            exchange.leave_to_spark()
 
     def reports(self) -> list[SourceReports]:
         """Return the reports that the tasks of all its stages write to."""

@@ -90,6 +90,12 @@ class Exchange:
             assert control is not None
         return control
 
+    def leave_to_spark(self) -> None:
+        """Do `ShuffleDependency.leave_to_spark`."""
+        control = self._control
+        if control is not None and control.shuffle is not None:
+            control.shuffle.leave_to_spark()
+
     def stage(self) -> MapStage:
         with self._fan_out.lock:
             return self._stage or self._fan_out.stage(self)

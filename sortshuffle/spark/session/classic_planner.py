@@ -30,6 +30,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sortshuffle.spark.control import MARK
+from sortshuffle.spark.session.control_shuffles import control_shuffle, remove_unused
 from sortshuffle.spark.session.java import java_class, scala_object
 from sortshuffle.spark.session.naming import call_site
 from sortshuffle.spark.session.planner import ControlRows, number_rows
@@ -53,12 +54,14 @@ class ClassicPlanner:
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
         shuffled = rows.repartitionById(sum(subpartitions), MARK)
         context = shuffled.sparkSession.sparkContext
+        remove_unused(context)
         with call_site(context, label):
             rdd = rdd_of(shuffled)
             rdd.setName(label)
+            shuffle = control_shuffle(context, rdd)
             parts = _parts(context._jvm, rdd, subpartitions)
             return [
-                ControlRows(_scan(shuffled, part), count)
+                ControlRows(_scan(shuffled, part), count, shuffle)
                 for part, count in zip(parts, subpartitions, strict=True)
             ]
 

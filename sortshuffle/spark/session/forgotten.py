@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from sortshuffle.spark.session.control_shuffles import shuffle_before
+
 MOST_FORGOTTEN = 4096  # exchanges to keep, the last ones: they add a few KiB to every stage
 
 _lock = threading.Lock()  # guards the dicts below, all by application
@@ -24,7 +26,7 @@ _forgotten: dict[str, list[int]] = {}  # exchanges, in the order in which they w
 
 def remember(context: Any, exchange: int, rdd: Any) -> None:
     """Note that the last shuffle before ``rdd``, an RDD of the JVM, moves this exchange's control rows."""
-    shuffle = _shuffle_before(rdd)
+    shuffle = shuffle_before(rdd)
     if shuffle is not None:
         with _lock:
             _shuffles.setdefault(context.applicationId, {})[exchange] = shuffle
@@ -54,14 +56,3 @@ def _shuffles_of_spark(context: Any, shuffles: Iterable[int]) -> set[int]:
     tracker = context._jsc.sc().taskScheduler().mapOutputTracker()
     there = str(tracker.shuffleStatuses().keySet().mkString(","))  # one call for all of them
     return set(shuffles).intersection(map(int, filter(None, there.split(","))))
-
-
-def _shuffle_before(rdd: Any) -> int | None:
-    while True:
-        dependencies = rdd.dependencies()
-        if dependencies.isEmpty():
-            return None
-        dependency = dependencies.head()
-        if str(dependency.getClass().getSimpleName()) == "ShuffleDependency":
-            return int(dependency.shuffleId())
-        rdd = dependency.rdd()

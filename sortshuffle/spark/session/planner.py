@@ -17,15 +17,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from sortshuffle.spark.control import MARK
+from sortshuffle.spark.session.control_shuffles import ControlShuffle
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ControlRows:
     """The control rows of one exchange. ``rows``: before or after Spark's shuffle; only the planner that made
-    them knows which. ``subpartitions``: number of subpartitions in the exchange."""
+    them knows which. ``subpartitions``: number of subpartitions in the exchange. ``shuffle``: what is removed
+    when no exchange has it; None if Spark alone decides."""
 
     rows: DataFrame
     subpartitions: int
+    shuffle: ControlShuffle | None = None
 
 
 class Planner(Protocol):

@@ -1,0 +1,183 @@
+"""Spark removes a shuffle of control rows, and the janitor its map outputs, once Python has no reader of it;
+whatever Spark may still read stays."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from engine import eventually
+from job_process import run_job
+from pyspark.sql import SparkSession
+
+import sortshuffle
+from sortshuffle.spark.session.classic_planner import rdd_of
+from sortshuffle.spark.session.control_shuffles import remove_unused, shuffle_before
+
+ROWS = 200
+
+
+def exchanged(spark: SparkSession) -> Any:
+    return sortshuffle.frame(spark.range(ROWS)).repartition(3, "id")
+
+
+def shuffle_of(frame: Any) -> int:
+    """Spark's number of the shuffle that the last exchange of a frame goes through."""
+    *_, exchange = frame._own_rows.chain.exchanges()
+    number = shuffle_before(rdd_of(exchange.control()))
+    assert number is not None
+    return number
+
+
+def shuffles(spark: SparkSession) -> set[int]:
+    tracker = spark.sparkContext._jsc.sc().taskScheduler().mapOutputTracker()
+    return set(map(int, filter(None, str(tracker.shuffleStatuses().keySet().mkString(",")).split(","))))
+
+
+def shuffles_that_stay(spark: SparkSession) -> set[int]:
+    gc.collect()
+    remove_unused(spark.sparkContext)
+    return shuffles(spark)
+
+
+def test_a_shuffle_goes_with_its_last_reader_when_the_next_stage_is_planned(spark: SparkSession) -> None:
+    frame = exchanged(spark)
+    assert frame.count() == ROWS
+    shuffle = shuffle_of(frame)
+    filtered = frame.filter("id < 10")
+    del frame
+    assert shuffle in shuffles_that_stay(spark)
+    assert filtered.count() == 10
+    del filtered
+    gc.collect()
+    assert shuffle in shuffles(spark)
+    assert exchanged(spark).count() == ROWS
+    assert shuffle not in shuffles(spark)
+
+
+def test_its_map_outputs_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    spark.conf.set("spark.sortshuffle.dir", str(tmp_path))
+    try:
+        frame = exchanged(spark)
+        assert len(frame.collect()) == ROWS
+    finally:
+        spark.conf.unset("spark.sortshuffle.dir")
+    (number,) = [exchange.number for exchange in frame._chain.exchanges()]
+
+    def outputs() -> list[Path]:
+        return list(tmp_path.glob(f"**/exchange-{number}-*"))
+
+    assert outputs()
+    del frame
+    shuffles_that_stay(spark)
+    eventually(lambda: not outputs(), "the janitor deletes the map outputs")
+
+
+def test_what_a_living_exchange_was_made_from_stays(spark: SparkSession) -> None:
+    """Spark may have to run the stage between again."""
+    first = exchanged(spark)
+    second = first.mapInArrow(lambda batches: batches, "id long").repartition(2, "id")
+    assert second.count() == ROWS
+    both = {shuffle_of(first), shuffle_of(second)}
+    del first
+    assert both <= shuffles_that_stay(spark)
+    del second
+    assert not both & shuffles_that_stay(spark)
+
+
+def test_a_shuffle_of_several_exchanges_stays_for_the_last_one(spark: SparkSession) -> None:
+    rows = sortshuffle.frame(spark.range(ROWS)).mapInArrow(lambda batches: batches, "id long")
+    one, other = rows.repartition(2, "id"), rows.repartition(3, "id")
+    assert one.count() == other.count() == ROWS
+    shuffle = shuffle_of(one)
+    assert shuffle == shuffle_of(other)
+    del one, rows
+    assert shuffle in shuffles_that_stay(spark)
+    assert other.count() == ROWS
+    del other
+    assert shuffle not in shuffles_that_stay(spark)
+
+
+def _iterated(frame: Any) -> Any:
+    iterator = frame.toLocalIterator()
+    next(iterator)
+    return iterator
+
+
+def _view(frame: Any) -> str:
+    frame.createOrReplaceTempView("exchanged")
+    return "exchanged"
+
+
+KEPT_BY_SPARK: dict[str, tuple[Callable[[Any], Any], Callable[[SparkSession, Any], int]]] = {
+    "a DataFrame": (lambda frame: frame.toDF(), lambda _, kept: kept.count()),
+    "what Spark made of it": (lambda frame: frame.crossJoin(frame.limit(1)), lambda _, kept: kept.count()),
+    "an RDD": (lambda frame: frame.rdd, lambda _, kept: kept.count()),
+    "an iterator": (_iterated, lambda _, kept: 1 + len(list(kept))),
+    "a view": (_view, lambda spark, kept: spark.table(kept).count()),
+    "the cache": (lambda frame: frame.toDF().cache(), lambda _, kept: kept.count()),
+    "a frame in the cache": (lambda frame: frame.persist().toDF(), lambda _, kept: kept.count()),
+}
+
+
+@pytest.mark.parametrize("case", KEPT_BY_SPARK)
+def test_what_spark_may_read_stays(spark: SparkSession, case: str) -> None:
+    keep, count = KEPT_BY_SPARK[case]
+    frame = exchanged(spark)
+    kept = keep(frame)
+    assert frame.count() == ROWS
+    shuffle = shuffle_of(frame)
+    del frame
+    assert shuffle in shuffles_that_stay(spark)
+    assert count(spark, kept) == ROWS
+    spark.catalog.dropTempView("exchanged")
+    spark.catalog.clearCache()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """A file for which tasks wait."""
+    yield tmp_path / "open"
+    (tmp_path / "open").touch()
+
+
+def test_a_shuffle_that_a_job_still_reads_stays_until_its_end(spark: SparkSession, gate: Path) -> None:
+    """As after an interrupted action."""
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import time
+
+        while not gate.exists():
+            time.sleep(0.01)
+        yield from batches
+
+    frame = exchanged(spark).mapInArrow(wait, "id long")
+    shuffle, plan = shuffle_of(frame), frame._for_action()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(plan.collect)
+        eventually(lambda: shuffle in shuffles(spark), "the job runs")
+        del frame
+        assert shuffle in shuffles_that_stay(spark)
+        assert shuffle in shuffles_that_stay(spark)
+        gate.touch()
+        assert len(answer.result()) == ROWS
+    assert shuffle not in shuffles_that_stay(spark)
+
+
+def test_an_unused_frame_that_never_ran_is_no_matter(spark: SparkSession) -> None:
+    frame = exchanged(spark)
+    shuffle = shuffle_of(frame)
+    del frame
+    assert shuffle not in shuffles_that_stay(spark)
+    assert exchanged(spark).count() == ROWS
+
+
+def test_an_application_may_want_nothing_removed_and_the_next_one_has_numbers_of_its_own() -> None:
+    """The first one leaves an unused shuffle of number 2, and the second one has to keep its own."""
+    found = run_job(Path(__file__).parents[1] / "jobs" / "two_applications.py")
+    assert found == {"false": [[0], [0, 1], [0, 1, 2]], "true": [[0], [1], [2]]}
