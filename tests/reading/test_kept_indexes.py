@@ -13,10 +13,13 @@ from consumers import Consumer, Steps, one, random_pair, read_pool, stored
 from engine import ID, OTHER_ID, open_files, write_pair
 
 from sortshuffle.errors import MissingDataError
-from sortshuffle.format.index import Index
-from sortshuffle.reading.kept_indexes import FIXED_BYTES, LARGE_PART, KeptIndexes
+from sortshuffle.format.index import Index, Writer
+from sortshuffle.options import MIB
+from sortshuffle.reading.kept_indexes import FIXED_BYTES, KeptIndexes
 from sortshuffle.reading.scheduler import ReadScheduler
 from sortshuffle.storage.files.reader import read_index
+
+FEW = 8
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def kept(indexes: KeptIndexes, files: int) -> list[int]:
 
 
 def test_an_index_is_given_for_its_files_only(index: Index) -> None:
-    indexes = KeptIndexes()
+    indexes = KeptIndexes(MIB)
     assert indexes.get(ID) is None
     indexes.keep(index)
     assert indexes.get(ID) is index
@@ -47,45 +50,65 @@ def test_an_index_is_given_for_its_files_only(index: Index) -> None:
 
 def test_the_least_recently_used_goes(index: Index) -> None:
     size = size_of(index)
-    indexes = KeptIndexes(LARGE_PART * size)
-    for number in range(LARGE_PART):
+    indexes = KeptIndexes(FEW * size)
+    for number in range(FEW):
         indexes.keep(of_file(index, number))
-    assert indexes.size == LARGE_PART * size
+    assert indexes.size == FEW * size
     assert indexes.get(bytes(16)) is not None  # the first is used again
-    indexes.keep(of_file(index, LARGE_PART))
-    assert kept(indexes, LARGE_PART + 1) == [0, *range(2, LARGE_PART + 1)]
-    assert indexes.size == LARGE_PART * size
+    indexes.keep(of_file(index, FEW))
+    assert kept(indexes, FEW + 1) == [0, *range(2, FEW + 1)]
+    assert indexes.size == FEW * size
 
 
 def test_an_index_that_is_kept_twice_counts_once(index: Index) -> None:
-    indexes = KeptIndexes()
+    indexes = KeptIndexes(MIB)
     indexes.keep(index)
     indexes.keep(of_file(index, 1))
     indexes.keep(index)
     assert indexes.size == 2 * size_of(index)
 
 
-def test_a_large_index_is_not_kept(index: Index) -> None:
-    indexes = KeptIndexes(LARGE_PART * size_of(index) - 1)
-    indexes.keep(index)
+def test_an_index_for_which_there_is_no_room_is_not_kept(index: Index) -> None:
+    large = replace(index, schema=bytes(1000))
+    indexes = KeptIndexes(size_of(large) - 1)
+    indexes.keep(of_file(index, 1))
+    indexes.keep(large)
     assert indexes.get(ID) is None
-    assert indexes.size == 0
+    assert kept(indexes, 2) == [1]
+    assert indexes.size == size_of(index)
+    exactly = KeptIndexes(size_of(large))
+    exactly.keep(large)
+    assert exactly.get(ID) is large
+
+
+def test_the_room_of_forgotten_indexes_is_free_again(index: Index) -> None:
+    indexes = KeptIndexes(2 * size_of(index))
+    for number, exchange in ((1, 1), (2, 2)):
+        indexes.keep(replace(of_file(index, number), writer=Writer(exchange=exchange)))
+    indexes.forget_all(2)
+    assert kept(indexes, 4) == [1]
+    indexes.keep(of_file(index, 3))
+    assert kept(indexes, 4) == [1, 3]
+    for _ in range(2):
+        indexes.forget((1).to_bytes(16, "little"))
+    assert kept(indexes, 4) == [3]
+    assert indexes.size == size_of(index)
 
 
 def test_many_threads_keep_no_more_than_there_is_room_for(index: Index) -> None:
     size = size_of(index)
-    indexes = KeptIndexes(LARGE_PART * size)
+    indexes = KeptIndexes(FEW * size)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: indexes.keep(of_file(index, number % 20)), range(2000)))
-    assert len(kept(indexes, 20)) == LARGE_PART
-    assert indexes.size == LARGE_PART * size
+    assert len(kept(indexes, 20)) == FEW
+    assert indexes.size == FEW * size
 
 
 def test_the_next_reader_does_not_read_the_index_again(tmp_path: Path) -> None:
     file = write_pair(tmp_path, random_pair(2, 2, 5000))
     expected = [stored(file, one(subpartition)) for subpartition in (0, 1)]
     threads = Steps()
-    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes())
+    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes(MIB))
     for subpartition in (0, 1):
         consumer = Consumer()
         reader = scheduler.create_reader(one(subpartition), consumer.on_available)
@@ -99,7 +122,7 @@ def test_the_next_reader_does_not_read_the_index_again(tmp_path: Path) -> None:
 
 def test_data_that_are_gone_are_missing_though_their_index_is_kept(tmp_path: Path) -> None:
     file = write_pair(tmp_path, random_pair(1, 1, 10))
-    indexes = KeptIndexes()
+    indexes = KeptIndexes(MIB)
     indexes.keep(read_index(file))
     scheduler = ReadScheduler(file, ID, read_pool(4, 4096), Steps(), indexes=indexes)
     os.unlink(file.data_path)

@@ -16,9 +16,7 @@ and one thread, and starts threads that find map outputs and fetch.
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.fetcher import Fetcher
+from sortshuffle.reading.kept_indexes import KeptIndexes
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small
@@ -45,54 +44,6 @@ THREADS = 4  # to fetch, verify and decompress for one request: as many as for a
 # Bytes of indexes to keep for later requests. Those of 1,000 map outputs with 1,000 subpartitions take 48 MB;
 # without room for them each reduce task would request all of them again
 MOST_INDEX_BYTES = 64 * MIB
-# Bytes of an index in addition to its entries: measured by tracemalloc, with 10 and with 1,000 subpartitions
-INDEX_OVERHEAD_BYTES = 1400
-
-
-class KnownIndexes:
-    """Indexes of map outputs elsewhere. Drops the least recently used. Thread-safe; the lock is a leaf."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, Index] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, file_id: bytes) -> Index | None:
-        with self._lock:
-            known = self._known.get(file_id)
-            if known is not None:
-                self._known.move_to_end(file_id)
-            return known
-
-    def put(self, index: Index) -> None:
-        with self._lock:
-            self._drop(index.header.file_id)
-            self._known[index.header.file_id] = index
-            self._bytes += _kept_bytes(index)
-            while self._bytes > self._most_bytes and len(self._known) > 1:
-                self._drop(next(iter(self._known)))
-
-    def forget(self, file_id: bytes) -> None:
-        with self._lock:
-            self._drop(file_id)
-
-    def forget_all(self, shuffle: int) -> None:
-        """Forget all indexes of a shuffle."""
-        with self._lock:
-            ids = [file_id for file_id, index in self._known.items() if index.writer.exchange == shuffle]
-            for file_id in ids:
-                self._drop(file_id)
-
-    def _drop(self, file_id: bytes) -> None:
-        known = self._known.pop(file_id, None)
-        if known is not None:
-            self._bytes -= _kept_bytes(known)
-
-
-def _kept_bytes(index: Index) -> int:
-    return index.entries.nbytes + INDEX_OVERHEAD_BYTES
-
 
 IndexOrRecords: TypeAlias = SmallOutput | Index
 """The records of a small map output, or the index of a larger one."""
@@ -104,7 +55,7 @@ class KnownElsewhere:
 
     def __init__(self, small: KnownOutputs) -> None:
         self.small = small
-        self.indexes = KnownIndexes(MOST_INDEX_BYTES)
+        self.indexes = KeptIndexes(MOST_INDEX_BYTES)
 
     def get(self, file_id: bytes) -> IndexOrRecords | None:
         return self.get_all((file_id,)).get(file_id)
@@ -128,7 +79,7 @@ class KnownElsewhere:
             if small is not None:
                 self.small.keep(SmallMapOutput(file, index.header.file_id, small))
                 return small
-        self.indexes.put(index)
+        self.indexes.keep(index)
         return index
 
     def forget(self, file_id: bytes) -> None:
