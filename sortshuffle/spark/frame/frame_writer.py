@@ -138,8 +138,8 @@ class FrameWriter(DataFrameWriter):
         """Return PySpark's writer, with the same settings, to call ``method`` with these arguments."""
         refused = method != "insertInto" and self._may_be_refused(method, args, kwargs)
         writer = (self._frame._to_spark() if refused else self._frame._for_action()).write
-        for setting, args, kwargs in self._settings:
-            writer = getattr(writer, setting)(*args, **kwargs)
+        for setting, values, named in self._settings:
+            writer = getattr(writer, setting)(*values, **named)
         return writer
 
     def _may_be_refused(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
