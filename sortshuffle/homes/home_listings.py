@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from sortshuffle import calls
 from sortshuffle.homes.listings import Listings
 from sortshuffle.storage.files.partitioned_file import (
     DATA_SUFFIX,
@@ -48,24 +49,26 @@ class _ControlFiles:
 
 @dataclass(slots=True)
 class _Known:
-    """The task attempts of a home's finished pairs that Spark has known. ``seen``: for each the directory of
-    Spark's index file, and the time of the first look that saw it, in seconds since 1970. ``missing``: those
-    whose index file was missing at the last sweep. ``count``: how often something had changed at the last
-    look."""
+    """What Spark knows of a home's finished pairs, by task attempt. ``now``: the attempts that have an index
+    file of Spark's. ``seen``: for those that have had one its directory, and the time of the first look that
+    saw it, in seconds since 1970. ``missing``: since when it is missing, on the listings' clock. ``version``:
+    of the listings at the last look."""
 
+    now: set[int] = field(default_factory=set)
     seen: dict[int, tuple[str, float]] = field(default_factory=dict)
-    missing: set[int] = field(default_factory=set)
-    count: int = 0
+    missing: dict[int, float] = field(default_factory=dict)
+    version: int = 0
 
 
 class HomeListings:
-    """Listings for one thread. A new instance lists everything."""
+    """Listings for one thread. A new instance lists everything. ``clock``: seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._homes: Listings[_HomeNames] = Listings(_home_names)
         self._local: Listings[list[str]] = Listings(_block_directories)
         self._blocks: Listings[_ControlFiles] = Listings(_control_files)
         self._known: dict[str, _Known] = {}  # by home
+        self._clock = clock
 
     def partial(self, home: str) -> list[PartitionedFile]:
         """Return the unfinished pairs of a home. Raises OSError."""
@@ -91,45 +94,48 @@ class HomeListings:
     def forgotten(self, home: str, local_directories: Iterable[str]) -> list[PartitionedFile]:
         """Return the finished pairs that Spark has forgotten: no local directory of the executor has Spark's
         index file of their task attempt. Raises OSError if something cannot be read."""
+        finished = self.look(home, local_directories)
+        if not finished:
+            return []
+        known = self._known[home].now
+        return _files(home, [name for name, attempt in finished.items() if attempt not in known])
+
+    def look(self, home: str, local_directories: Iterable[str]) -> Mapping[str, int]:
+        """Note which finished pairs Spark knows now. Return their names, with the task attempts in them.
+        Raises OSError if something cannot be read."""
         found = self._homes.list_if_changed(home)  # first: a pair that is finished meanwhile is not in it
         if found is None or not found.finished:
             self._known.pop(home, None)
-            return []
-        blocks = self._known_to_spark(local_directories)
-        self._note(home, set(found.finished.values()), blocks)
-        known = set().union(*blocks.values())
-        return _files(home, [name for name, attempt in found.finished.items() if attempt not in known])
-
-    def look(self, home: str, local_directories: Iterable[str]) -> bool:
-        """Note which finished pairs Spark knows now. Return whether the index file of one that it has known
-        is missing. Raises OSError if something cannot be read."""
-        found = self._homes.list_if_changed(home)  # first: a pair that is finished meanwhile is not in it
-        if found is None or not found.finished:
-            return False
+            return {}
         blocks = self._known_to_spark(local_directories)
         known = self._known.setdefault(home, _Known())
-        count = self._homes.count + self._blocks.count
-        if count != known.count:  # otherwise nothing has changed, and there may be many pairs
-            known.count = count
-            self._note(home, set(found.finished.values()), blocks)
-            return any(attempt not in blocks.get(block, ()) for attempt, (block, _) in known.seen.items())
-        return bool(known.missing)
+        version = self._homes.version + self._local.version + self._blocks.version
+        if known.version != version:  # otherwise nothing has changed, and there may be many pairs
+            known.version = version
+            self._note(known, set(found.finished.values()), blocks)
+        return found.finished
 
-    def dropped(self, home: str, forgotten: Iterable[PartitionedFile]) -> dict[PartitionedFile, float]:
-        """Return those of the ``forgotten`` pairs that Spark has known and dropped, with the time at which it
-        was first seen that Spark knew them. To be called once in a sweep.
-
-        One look at Spark's directories does not decide that, because an executor that ends removes them file
-        by file. The index file must have been missing at the last call of this method, too, and the directory
-        that it was in must still be there. Where map outputs outlive executors, calls must be seconds apart.
-        """
+    def dropped(self, home: str, missing_for: float) -> dict[PartitionedFile, float]:
+        """Return the pairs that Spark has known and dropped, as of the last look, with the time at which it
+        was first seen that Spark knew them. Each pair is returned once; after that it is like one that Spark
+        has never known. ``missing_for``: seconds for which Spark's index file must have been missing, while
+        its directory stayed. Raises OSError if something cannot be read."""
         known = self._known.get(home, _Known())
-        missing = {file: known.seen[file.attempt] for file in forgotten if file.attempt in known.seen}
-        before, known.missing = known.missing, {file.attempt for file in missing if file.attempt is not None}
+        latest = self._clock() - missing_for
+        dropped = {each: known.seen[each] for each, since in known.missing.items() if since <= latest}
+        if not dropped:
+            return {}
+        # kept listings may be stale, so list again before a deletion
+        there = {block: _attempts_now(block) for block in {block for block, _ in dropped.values()}}
+        for attempt in dropped:
+            del known.seen[attempt], known.missing[attempt]
+        found = self._homes.list_if_changed(home)
+        finished = {} if found is None else found.finished
         return {
-            file: seen
-            for file, (directory, seen) in missing.items()
-            if file.attempt in before and self._blocks.list_if_changed(directory) is not None
+            file: dropped[attempt][1]
+            for name, attempt in finished.items()
+            if attempt in dropped and attempt not in there[dropped[attempt][0]]
+            for file in _files(home, [name])
         }
 
     def _known_to_spark(self, local_directories: Iterable[str]) -> dict[str, set[int]]:
@@ -143,13 +149,23 @@ class HomeListings:
                     known[block] = found.attempts
         return known
 
-    def _note(self, home: str, attempts: set[int], blocks: Mapping[str, set[int]]) -> None:
-        """Note which of the attempts of a home's finished pairs Spark knows."""
-        known, now = self._known.setdefault(home, _Known()), time.time()
-        known.seen = {attempt: place for attempt, place in known.seen.items() if attempt in attempts}
-        unseen = attempts - known.seen.keys()
+    def _note(self, known: _Known, attempts: set[int], blocks: Mapping[str, set[int]]) -> None:
+        """Note which of these attempts, those of a home's finished pairs, Spark knows.
+
+        An executor that ends removes Spark's directories, file by file. So a directory that is gone says
+        nothing of the attempts that were seen there.
+        """
+        known.now = set().union(*blocks.values())
+        known.seen = {
+            attempt: place
+            for attempt, place in known.seen.items()
+            if attempt in attempts and place[0] in blocks
+        }
+        unseen, when = attempts - known.seen.keys(), time.time()
         for directory, found in blocks.items():
-            known.seen |= dict.fromkeys(unseen & found, (directory, now))
+            known.seen |= dict.fromkeys(unseen & found, (directory, when))
+        missing, now = known.seen.keys() - known.now, self._clock()
+        known.missing = {attempt: known.missing.get(attempt, now) for attempt in missing}
 
 
 def _home_names(names: list[str], before: _HomeNames | None) -> _HomeNames:
@@ -182,6 +198,11 @@ def _control_files(names: list[str], before: _ControlFiles | None) -> _ControlFi
 
 def _attempts(names: Iterable[str]) -> Iterator[int]:
     return (int(match[1]) for match in map(_CONTROL_INDEX.fullmatch, names) if match)
+
+
+def _attempts_now(block: str) -> set[int]:
+    """Return the attempts that have an index file in a block directory. Raises OSError."""
+    return set(_attempts(calls.listdir(block)))
 
 
 def _files(home: str, names: Iterable[str]) -> list[PartitionedFile]:

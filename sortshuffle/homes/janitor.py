@@ -10,8 +10,8 @@ unfinished files; and an executor that dies by SIGKILL leaves all its files. The
   directories later, or if its frames have different settings.
 * Every second a janitor removes unfinished files without a writer; every five seconds, finished files that
   Spark has forgotten (`homes.lifetime` says which). Four times a second it looks which ones Spark knows,
-  because Spark may forget those of a small job within a second. Files that Spark has known and dropped are
-  removed at the second such look, unless they outlive the executor.
+  because Spark may forget those of a small job within a second. At the second look at which Spark's file is
+  missing it removes ours; after five seconds if they outlive the executor.
 * When the executor ends, the janitor deletes the homes and ends itself, within two seconds. If files are
   kept, or outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
 * If Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,
@@ -36,7 +36,14 @@ from sortshuffle import calls
 from sortshuffle.errors import OUT_OF
 from sortshuffle.homes.environment import environment
 from sortshuffle.homes.home_listings import HomeListings
-from sortshuffle.homes.lifetime import remove_home, sweep, sweep_ended, sweep_partials
+from sortshuffle.homes.lifetime import (
+    MISSING,
+    remove_home,
+    sweep,
+    sweep_dropped,
+    sweep_ended,
+    sweep_partials,
+)
 from sortshuffle.homes.owner import Owner
 from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
@@ -45,7 +52,7 @@ from sortshuffle.storage.files.presence import is_gone, is_locked
 LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between checks of the executor and its unfinished files
 TICKS_PER_SWEEP = 5
-LOOKS_PER_TICK = 4
+LOOKS_PER_TICK = int(TICK / MISSING)
 TRIES = 10
 # seconds to retry after a system error: the system may lack descriptors for minutes. After that the home is
 # left to `sortshuffle clean`
@@ -148,14 +155,9 @@ def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
 
 
 def _look(home: str, owner: Owner, listings: HomeListings) -> None:
-    """Let the listings note which finished files Spark knows now. Delete those that it has dropped."""
+    """Note which finished files Spark knows now, and delete those that it has dropped."""
     try:
-        if owner.keep:
-            return
-        is_any_missing = listings.look(home, owner.local_directories)
-        # files that outlive the executor wait for the next sweep, because the executor may be ending
-        if is_any_missing and not owner.outlived:
-            sweep(home, owner, listings)
+        sweep_dropped(home, owner, listings)
     except OSError:
         pass  # the next look tries again
 

@@ -5,8 +5,8 @@ A map output lives exactly as long as Spark's own shuffle files of the same task
 * a ``.partial`` pair whose data file has no lock (its task failed or was killed);
 * a finished pair if none of the executor's local directories has ``shuffle_<any>_<attempt>_0.index``, which
   Spark removes when no frame can use it. Spark writes that file when the task ends. So a pair without it is
-  dead only if it is older than the grace time, or if the file was there earlier and is missing in two sweeps
-  (`HomeListings.dropped`). If this package has removed the file (`homes.loss`), the grace time is waited for;
+  dead only if it is older than the grace time, or if the file was there earlier and is missing at two looks
+  (`dropped_outputs`). If this package has removed the file (`homes.loss`), the grace time is waited for;
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
 There are two exceptions for an executor that has ended. If Spark's own shuffle files outlive it
@@ -36,6 +36,10 @@ BLOCKS = "blockmgr-*"  # an executor's local directories, in those that Spark ma
 # seconds; a file is created before it is locked, and renamed before it is unlocked. Both take microseconds,
 # so a partial file that was not written to for this long is not between these steps
 PARTIAL_SETTLES = 5.0
+# seconds for which Spark's index file must be missing until its pair counts as dropped: from one look of the
+# janitor to the next. If map outputs outlive the executor, it may be ending, and be removing its directories
+MISSING = 0.25
+MISSING_IF_OUTLIVED = 5.0
 
 
 def dead_partials(home: str, now: float, listings: HomeListings | None = None) -> Iterator[PartitionedFile]:
@@ -49,26 +53,33 @@ def dead_partials(home: str, now: float, listings: HomeListings | None = None) -
 def dead_outputs(
     home: str, owner: Owner, now: float, listings: HomeListings | None = None
 ) -> Iterator[PartitionedFile]:
-    """Yield the finished pairs that Spark has forgotten, and those that it does not know and that are older
-    than the grace time. There is no grace time if the executor has ended and left them to Spark. Raises
-    OSError if Spark's directories cannot be read. ``listings``: kept between sweeps; without them nothing is
-    known of earlier looks."""
+    """Yield the finished pairs that Spark does not know and that are older than the grace time. There is no
+    grace time if the executor has ended and left them to Spark. Raises OSError if Spark's directories cannot
+    be read. ``listings``: kept between sweeps."""
     if owner.keep or not owner.local_directories:
         return
     # check this before listing the files: no task of an ended executor adds one
     grace = float("-inf") if owner.leaves_outputs_to_spark and owner.has_ended() else owner.grace
-    looks = listings or HomeListings()
-    forgotten = looks.forgotten(home, owner.local_directories)
-    dropped = looks.dropped(home, forgotten)
-    dead = []
-    for file in forgotten:
-        age = _last_touched(file, now)
-        if age > grace or (file in dropped and now - age <= dropped[file]):
-            dead.append(file)
+    forgotten = (listings or HomeListings()).forgotten(home, owner.local_directories)
+    dead = [file for file in forgotten if _last_touched(file, now) > grace]
     if dead and listings is not None:  # rare: kept listings may be stale, so list again before a deletion
         forgotten_now = set(HomeListings().forgotten(home, owner.local_directories))
         dead = [file for file in dead if file in forgotten_now]
     yield from dead
+
+
+def dropped_outputs(home: str, owner: Owner, now: float, listings: HomeListings) -> Iterator[PartitionedFile]:
+    """Yield the finished pairs that Spark has known and dropped, each once. Raises OSError if Spark's
+    directories cannot be read. ``listings``: kept between looks."""
+    if owner.keep or not owner.local_directories:
+        return
+    listings.look(home, owner.local_directories)
+    missing_for = MISSING_IF_OUTLIVED if owner.outlived else MISSING
+    for file, seen in listings.dropped(home, missing_for).items():
+        # `homes.loss` touches the others of an attempt whose index file it removes: these wait for the grace
+        # time
+        if now - _last_touched(file, now) <= seen:
+            yield file
 
 
 def finished_outputs(home: str) -> list[PartitionedFile]:
@@ -87,11 +98,26 @@ def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
 
 def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list[str]:
     """Delete dead files in a home whose executor lives, or has left its map outputs to Spark. Returns their
-    base paths. Raises OSError. ``listings``: kept between sweeps."""
-    deleted = sweep_partials(home, time.time(), listings)
-    for file in dead_outputs(home, owner, time.time(), listings):
-        file.delete()
-        deleted.append(file.base)
+    base paths. Raises OSError, after it has tried all. ``listings``: kept between sweeps."""
+    now = time.time()
+    return sweep_partials(home, now, listings) + _delete(dead_outputs(home, owner, now, listings))
+
+
+def sweep_dropped(home: str, owner: Owner, listings: HomeListings) -> list[str]:
+    """Delete `dropped_outputs`; return their base paths. Raises OSError, after it has tried all."""
+    return _delete(dropped_outputs(home, owner, time.time(), listings))
+
+
+def _delete(files: Iterable[PartitionedFile]) -> list[str]:
+    deleted, last_error = [], None
+    for file in files:
+        try:
+            file.delete()
+            deleted.append(file.base)
+        except OSError as error:
+            last_error = error
+    if last_error is not None:
+        raise last_error
     return deleted
 
 

@@ -29,14 +29,14 @@ Stamp = tuple[int, int, int]
 
 class Listings(Generic[Made]):
     """Results made from the names in directories. ``make``: makes the result for a directory from its names
-    and from its last result, if there is one. ``clock``: seconds since 1970, as file systems use. ``count``:
-    how often a directory was listed or found to be gone;
-    while it does not grow, nothing changes."""
+    and from its last result, if there is one. ``clock``: seconds since 1970, as file systems use. ``version``
+    grows with each result, and when a directory is found to be gone: if it has not grown, results are those
+    of the last look."""
 
     def __init__(
         self, make: Callable[[list[str], Made | None], Made], clock: Callable[[], float] = time.time
     ) -> None:
-        self.count = 0
+        self.version = 0
         self._make = make
         self._clock = clock
         self._known: dict[str, tuple[Stamp | None, Made]] = {}
@@ -54,11 +54,11 @@ class Listings(Generic[Made]):
             known, made = self._known.get(directory, (None, None))
             if made is None or known != stamp:
                 made = self._make(calls.listdir(directory), made)
-                self.count += 1
+                self.version += 1
                 self._known[directory] = (stamp if _is_settled(stamp, now) else None, made)
         except (FileNotFoundError, NotADirectoryError):
             if self._known.pop(directory, None) is not None:
-                self.count += 1
+                self.version += 1
             return None
         return made
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from sortshuffle import calls
 from sortshuffle.homes.lifetime import control_files
+from sortshuffle.homes.listings import SETTLES
 from sortshuffle.homes.owner import Owner
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, PartitionedFile
 
@@ -44,13 +45,14 @@ def remove_control_files(directories: Iterable[str], attempt: int) -> None:
 
 
 def _touch_all(home: str, attempt: int) -> None:
-    """Give the grace time to all map outputs of a task attempt: tasks that have its control rows may still
-    read those of its other exchanges, and the janitor cannot tell who removed Spark's file."""
+    """Give the grace time to all map outputs of a task attempt in a home: tasks that have its control rows
+    may still read those of its other exchanges. The janitor cannot tell who removed Spark's file, but sees
+    that these were touched after its own first look at that file."""
     pattern = os.path.join(glob.escape(home), f"*-attempt-{attempt}{DATA_SUFFIX}")
-    now = time.time()  # the system's own time for this call may lag behind the janitor's clock
+    later = time.time() + SETTLES  # a system may keep whole seconds, and the janitor may look at this moment
     for path in calls.iglob(pattern):
         try:
-            calls.utime(path, (now, now))
+            calls.utime(path, (later, later))
         except OSError:
             continue  # it may be gone, or be of another user
 

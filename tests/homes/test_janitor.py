@@ -176,24 +176,34 @@ def test_while_the_executor_lives_it_deletes_what_is_dead_and_nothing_else(execu
         writer.finish(WRITER)
 
 
-@pytest.mark.parametrize("outlived", [False, True])
-def test_what_spark_drops_goes_at_the_second_look_unless_it_outlives_the_executor(
-    executor: Executor, outlived: bool
+def test_between_two_looks_that_decide_there_is_time(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An executor that ends removes Spark's files while its process still runs."""
-    home, owner, listings = executor.homes[0], replace(executor.owner, outlived=outlived), HomeListings()
+    """Whenever Spark drops its file."""
+    home = executor.homes[0]
     control = executor.local[1] / "0c" / "shuffle_5_3_0.index"
     control.parent.mkdir(parents=True)
-    control.touch()
-    write_pair(home, Pair(2), attempt=3)
+    now = 0.0
 
-    def left_after_a_look() -> int:
-        janitor._look(home, owner, listings)
-        return len(pairs(home))
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now >= dropped_at:
+            control.unlink(missing_ok=True)
+        if now >= dropped_at + 0.2 and pairs(home):
+            left_at.append(now)
 
-    assert left_after_a_look() == 2
-    control.unlink()
-    assert [left_after_a_look() for _ in range(4)] == ([2] * 4 if outlived else [2, 0, 0, 0])
+    monkeypatch.setattr(janitor.time, "sleep", sleep)
+    monkeypatch.setattr(janitor, "HomeListings", lambda: HomeListings(lambda: now))
+    monkeypatch.setattr(Owner, "is_live", lambda owner: now < dropped_at + 2.0)
+    for step in range(1, 21):
+        left_at: list[float] = []
+        now, dropped_at = 0.0, step / 4
+        control.touch()
+        write_pair(home, Pair(2), attempt=3)
+        janitor._until_the_end({home: None})
+        assert left_at == [dropped_at + 0.25]
+        assert pairs(home) == []
 
 
 def test_what_is_kept_goes_at_no_look(executor: Executor) -> None:

@@ -3,6 +3,7 @@ processes, and processes that have really ended. What is alive, or lies outside 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -24,6 +25,7 @@ from serving import no_descriptor_left
 
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
+from sortshuffle.homes import lifetime, loss
 from sortshuffle.homes.home_listings import HomeListings
 from sortshuffle.homes.host import host_name
 from sortshuffle.homes.lifetime import (
@@ -33,6 +35,7 @@ from sortshuffle.homes.lifetime import (
     dead_partials,
     remove_home,
     sweep,
+    sweep_dropped,
     sweep_ended,
     sweep_partials,
 )
@@ -451,77 +454,192 @@ def test_a_finished_pair_is_dead_when_it_is_old_and_spark_has_forgotten_it(home:
     assert dead_attempts(home, owner) == [204]
 
 
-def test_a_finished_pair_that_spark_has_known_and_forgotten_is_dead_at_once(
-    home: Path, owner: Owner, local: Path
+class Clock:
+    """Listings of a home, and the time for them."""
+
+    def __init__(self, home: Path, owner: Owner) -> None:
+        self.home, self.owner, self.now = str(home), owner, 1000.0
+        self.listings = HomeListings(lambda: self.now)
+
+    def later(self, seconds: float = lifetime.MISSING) -> list[str]:
+        """What a look deletes so many seconds after the last one."""
+        self.now += seconds
+        return sweep_dropped(self.home, self.owner, self.listings)
+
+
+@pytest.fixture
+def clock(home: Path, owner: Owner) -> Clock:
+    return Clock(home, owner)
+
+
+@pytest.fixture
+def control(local: Path) -> Path:
+    """Spark's index file of `write_pair`'s attempt."""
+    return local / "0a" / "shuffle_0_204_0.index"
+
+
+def test_a_finished_pair_that_spark_has_known_and_dropped_goes_at_the_second_look(
+    home: Path, owner: Owner, clock: Clock, control: Path
 ) -> None:
-    file, listings = write_pair(home, Pair(2)), HomeListings()
-    control = local / "0a" / "shuffle_0_204_0.index"
-    assert sweep(str(home), owner, listings) == []  # Spark does not know it yet
+    file = write_pair(home, Pair(2))
+    assert clock.later() == []  # Spark does not know it yet
     control.touch()
-    assert sweep(str(home), owner, listings) == []
+    assert clock.later() == []
     control.unlink()
     assert list(dead_outputs(str(home), owner, time.time())) == []  # whoever has not seen it waits
-    assert sweep(str(home), owner, listings) == []  # one look does not decide
-    assert sweep(str(home), owner, listings) == [file.base]
+    assert clock.later() == []  # one look does not decide
+    assert clock.later(0.0) == []  # nor does another one at the same moment
+    assert clock.later() == [file.base]
     assert os.listdir(home) == []
 
 
+def test_where_outputs_outlive_executors_spark_must_miss_them_for_longer(
+    home: Path, owner: Owner, control: Path
+) -> None:
+    clock = Clock(home, replace(owner, outlived=True))
+    file = write_pair(home, Pair(2))
+    control.touch()
+    clock.later()
+    control.unlink()
+    assert [clock.later(1.0) for _ in range(5)] == [[]] * 5
+    assert clock.later(1.0) == [file.base]
+
+
 def test_the_output_of_an_executor_that_removes_its_directories_stays(
-    home: Path, owner: Owner, local: Path
+    home: Path, clock: Clock, control: Path, local: Path
 ) -> None:
     """It may outlive the executor, which removes its directories while its process still runs."""
-    listings = HomeListings()
     write_pair(home, Pair(2))
-    (local / "0a" / "shuffle_0_204_0.index").touch()
-    sweep(str(home), owner, listings)
+    control.touch()
+    clock.later()
+    control.unlink()
+    assert clock.later() == []
     shutil.rmtree(local / "0a")
-    assert [sweep(str(home), owner, listings) for _ in range(3)] == [[], [], []]
+    assert [clock.later() for _ in range(3)] == [[]] * 3
+    (local / "0a").mkdir()
+    assert [clock.later() for _ in range(3)] == [[]] * 3
 
 
 def test_a_pair_that_is_seen_again_is_missing_for_the_first_time_again(
-    home: Path, owner: Owner, local: Path
+    home: Path, clock: Clock, control: Path
 ) -> None:
-    file, listings = write_pair(home, Pair(2)), HomeListings()
-    control = local / "0a" / "shuffle_0_204_0.index"
+    file = write_pair(home, Pair(2))
     for _ in range(3):
         control.touch()
-        assert sweep(str(home), owner, listings) == []
+        assert clock.later() == []
         control.unlink()
-        assert sweep(str(home), owner, listings) == []
-    assert sweep(str(home), owner, listings) == [file.base]
+        assert clock.later() == []
+    assert clock.later() == [file.base]
+
+
+def test_a_pair_whose_index_file_kept_listings_have_missed_stays(
+    home: Path, clock: Clock, control: Path, local: Path
+) -> None:
+    """A system may record late that a directory has changed."""
+    write_pair(home, Pair(2))
+    control.touch()
+    clock.later()
+    control.unlink()
+    os.utime(control.parent, (2000.0, 2000.0))
+    clock.later()
+    control.touch()
+    os.utime(control.parent, (2000.0, 2000.0))
+    assert [clock.later() for _ in range(3)] == [[]] * 3
+
+
+def test_a_pair_that_cannot_be_deleted_keeps_no_other_and_is_tried_once(
+    home: Path, owner: Owner, clock: Clock, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write_pair(home, Pair(2), attempt=attempt) for attempt in (1, 2, 3)]
+    controls = [local / "0a" / f"shuffle_0_{attempt}_0.index" for attempt in (1, 2, 3)]
+    for each in controls:
+        each.touch()
+    clock.later()
+    for each in controls:
+        each.unlink()
+    clock.later()
+    unlink, tried = calls.unlink, []
+
+    def failing(path: str, *args: Any, **kwargs: Any) -> None:
+        if "attempt-1." in path:
+            tried.append(path)
+            raise OSError(errno.EROFS, "read-only", path)
+        unlink(path, *args, **kwargs)
+
+    monkeypatch.setattr(calls, "unlink", failing)
+    with pytest.raises(OSError, match="read-only"):
+        clock.later()
+    assert [os.path.exists(file.data_path) for file in files] == [True, False, False]
+    tries = len(tried)
+    assert [clock.later() for _ in range(5)] == [[]] * 5
+    assert len(tried) == tries
+    monkeypatch.undo()
+    aged(files[0], owner.grace + 1)  # it waits for the grace time, as one that Spark has never known
+    assert sweep(str(home), owner, clock.listings) == [files[0].base]
+
+
+def test_a_directory_that_cannot_be_listed_once_keeps_nothing_for_long(
+    home: Path, clock: Clock, control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_pair(home, Pair(2))
+    control.touch()
+    clock.later()
+    control.unlink()
+    clock.later()
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "listdir", _out_of_files)
+        with pytest.raises(OSError, match="too many"):
+            clock.later()
+    assert clock.later() == [file.base]
+
+
+def _out_of_files(path: str) -> list[str]:
+    raise OSError(errno.EMFILE, "too many open files", path)
+
+
+@pytest.mark.parametrize("are_whole", [False, True], ids=["", "whole seconds"])
+def test_a_lost_output_that_is_to_be_written_again_has_the_grace_time(
+    home: Path, clock: Clock, control: Path, local: Path, monkeypatch: pytest.MonkeyPatch, are_whole: bool
+) -> None:
+    utime = calls.utime
+    if are_whole:  # as some file systems keep them
+        monkeypatch.setattr(calls, "utime", lambda path, times: utime(path, tuple(map(int, times))))
+    lost = write_pair(home, Pair(2))
+    control.touch()
+    clock.later()
+    make_producer_run_again(lost, (str(local),))
+    assert [clock.later() for _ in range(4)] == [[]] * 4
+    assert os.path.exists(lost.data_path)
+
+
+def test_a_look_while_an_output_is_reported_as_lost_does_not_matter(
+    home: Path, clock: Clock, control: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, remove = write_pair(home, Pair(2)), loss.remove_control_files
+
+    def looked_before(*args: Any) -> None:
+        clock.later()
+        remove(*args)
+
+    control.touch()
+    monkeypatch.setattr(loss, "remove_control_files", looked_before)
+    make_producer_run_again(lost, (str(local),))
+    assert [clock.later() for _ in range(4)] == [[]] * 4
+    assert os.path.exists(lost.data_path)
 
 
 def test_other_outputs_of_an_attempt_that_is_to_run_again_have_the_grace_time(
-    home: Path, owner: Owner, local: Path
+    home: Path, clock: Clock, control: Path, local: Path
 ) -> None:
-    lost, listings = aged(write_pair(home, Pair(2)), 60), HomeListings()
+    lost = aged(write_pair(home, Pair(2)), 60)
     other = re.sub(r"exchange-\d+", "exchange-99", lost.data_path)
     shutil.copy2(lost.data_path, other)
-    (local / "0a" / "shuffle_0_204_0.index").touch()
-    sweep(str(home), owner, listings)
+    control.touch()
+    clock.later()
     make_producer_run_again(lost, (str(local),))
-    assert os.listdir(local / "0a") == []
-    assert [sweep(str(home), owner, listings) for _ in range(3)] == [[], [], []]
+    assert not control.exists()
+    assert [clock.later() for _ in range(3)] == [[], [], []]
     assert os.path.exists(other)
-
-
-def test_a_look_sees_that_spark_has_dropped_a_pair(home: Path, owner: Owner, local: Path) -> None:
-    listings, directories = HomeListings(), owner.local_directories
-    file, other = write_pair(home, Pair(2)), write_pair(home, Pair(2), attempt=7)
-    controls = [local / "0a" / f"shuffle_0_{attempt}_0.index" for attempt in (file.attempt, other.attempt)]
-    assert not listings.look(str(home), directories)  # Spark has known none
-    for control in controls:
-        control.touch()
-    assert not listings.look(str(home), directories)
-    controls[0].unlink()
-    assert listings.look(str(home), directories)
-    assert sweep(str(home), owner, listings) == []
-    assert listings.look(str(home), directories)  # until it is decided
-    assert sweep(str(home), owner, listings) == [file.base]
-    assert not listings.look(str(home), directories)
-    other.delete()
-    controls[1].unlink()
-    assert not listings.look(str(home), directories)
 
 
 def test_a_look_at_what_has_not_changed_takes_no_look_at_each_pair(
@@ -532,21 +650,20 @@ def test_a_look_at_what_has_not_changed_takes_no_look_at_each_pair(
     (local / "0a" / "shuffle_0_204_0.index").touch()
     for directory in (local, local / "0a", local / "3f", home):
         os.utime(directory, (1000.0, 1000.0))  # settled
-    assert not listings.look(str(home), directories)
+    listings.look(str(home), directories)
     monkeypatch.setattr(HomeListings, "_note", None)  # would fail
-    assert not listings.look(str(home), directories)
+    listings.look(str(home), directories)
 
 
-def test_what_is_known_of_a_pair_goes_with_it(home: Path, owner: Owner, local: Path) -> None:
-    file, listings = write_pair(home, Pair(2)), HomeListings()
-    control = local / "0a" / "shuffle_0_204_0.index"
+def test_what_is_known_of_a_pair_goes_with_it(home: Path, clock: Clock, control: Path) -> None:
+    file = write_pair(home, Pair(2))
     control.touch()
-    sweep(str(home), owner, listings)
+    clock.later()
     file.delete()
-    sweep(str(home), owner, listings)
+    clock.later()
     control.unlink()
     write_pair(home, Pair(2))
-    assert sweep(str(home), owner, listings) == []
+    assert [clock.later() for _ in range(3)] == [[], [], []]
 
 
 @pytest.mark.parametrize("newest", ["data_path", "index_path"])

@@ -14,7 +14,7 @@ another type, or not at all. The files fix the order of rows, so a scan is repro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,12 +109,12 @@ class ParquetScan:
         """Return how many rows a batch may have. ``groups``: the metadata of the row groups. Text that is
         stored as a dictionary takes more than the row groups say; numbers are counted by their width."""
         row_bytes = 0.0
-        others: list[str] = []
+        others: set[str] = set()
         for column, wire in zip(columns, self.schema, strict=True):
             if is_fixed_width(wire.type):
                 row_bytes += wire.type.bit_width / 8
             else:
-                others += column.paths
+                others.update(column.paths)
         if others:
             # all groups together: the first may be of a few large rows
             row_bytes += _stored_bytes(groups, others) / max(1, sum(group.num_rows for group in groups))
@@ -164,11 +164,10 @@ class _Column:
         return array if self.fit.convert is None else self.fit.convert(array)
 
 
-def _stored_bytes(groups: Sequence[Any], paths: Sequence[str]) -> int:
-    """Return the bytes of these columns in all row groups, before compression."""
+def _stored_bytes(groups: Sequence[Any], paths: Container[str]) -> int:
+    """Return the bytes of these columns in all row groups, before compression. There is at least one."""
     first = groups[0]  # the columns of all row groups are in one order
-    positions = {first.column(at).path_in_schema: at for at in range(first.num_columns)}
-    wanted = [positions[path] for path in paths if path in positions]
+    wanted = [at for at in range(first.num_columns) if first.column(at).path_in_schema in paths]
     return sum(group.column(at).total_uncompressed_size for group in groups for at in wanted)
 
 

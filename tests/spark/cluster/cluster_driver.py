@@ -79,9 +79,8 @@ class Application(DriverProcess):
 
     def kill_executor(self, host: str) -> None:
         """Kill a host's executor with SIGKILL, and its Python, which would go on for a moment."""
-        running = self.cluster.processes()
         # an executor that just starts a process is two for a moment: the child still has its command line
-        assert self.cluster.kill(host, "executor"), f"no executor runs on {host}: {running}"
+        assert self.cluster.kill(host, "executor"), f"none on {host}: {self.cluster.processes()}"
         self.cluster.kill(host, "python")
 
 

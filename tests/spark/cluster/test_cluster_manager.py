@@ -161,7 +161,8 @@ def test_executors_killed_between_the_stages_cost_nothing(session: Session, clus
 def kill_executors(session: Session, cluster: Cluster) -> list[str]:
     lost: list[str] = session.run("executors").value
     for host in HOSTS:
-        assert len(cluster.kill(host, "executor")) == 1
+        # an executor that just starts a process is two for a moment: the child still has its command line
+        assert cluster.kill(host, "executor"), f"none on {host}: {cluster.processes()}"
         cluster.kill(host, "python")
     return lost
 

@@ -38,7 +38,7 @@ def scan_of(path: Path, columns: list[str]) -> ParquetScan:
     """A scan of all row groups of a file of longs and text, in one split."""
     schema = pq.read_schema(path)
     types = {pa.int64(): st.LongType(), pa.string(): st.StringType()}
-    struct = st.StructType([st.StructField(field.name, types[field.type]) for field in schema])
+    struct = st.StructType([st.StructField(name, types[schema.field(name).type]) for name in columns])
     groups = tuple(range(pq.read_metadata(path).num_row_groups))
     wire = pa.schema([schema.field(name) for name in columns])
     source = ScanSource(FileSystem.of([str(path)], {}), struct)
@@ -76,6 +76,17 @@ def test_text_is_counted_as_the_file_stores_it(tmp_path: Path) -> None:
     batches = list(scan_of(path, ["s"]).read(0))
     assert [text for batch in batches for text in batch.column(0).to_pylist()] == texts
     assert 0.95 * BATCH_BYTES < batches[0].nbytes <= 1.05 * BATCH_BYTES
+
+
+def test_columns_of_one_path_are_all_counted(tmp_path: Path) -> None:
+    """A name may have a dot."""
+    path = tmp_path / "text.parquet"
+    texts = [f"{number:04000}" for number in range(5000)]
+    table = pa.table({"a.b": texts, "a": [{"b": "x"}] * len(texts)})
+    pq.write_table(table, path, use_dictionary=False)
+    batches = list(scan_of(path, ["a.b"]).read(0))
+    assert [text for batch in batches for text in batch.column(0).to_pylist()] == texts
+    assert batches[0].nbytes <= 1.05 * BATCH_BYTES
 
 
 def test_rows_larger_than_a_batch_come_one_by_one(tmp_path: Path) -> None:
