@@ -127,10 +127,10 @@ class HomeListings:
             return {}
         # kept listings may be stale, so list again before a deletion
         there = {block: _attempts_now(block) for block in {block for block, _ in dropped.values()}}
-        for attempt in dropped:
-            del known.seen[attempt], known.missing[attempt]
         found = self._homes.list_if_changed(home)
         finished = {} if found is None else found.finished
+        for attempt in dropped:
+            del known.seen[attempt], known.missing[attempt]
         return {
             file: dropped[attempt][1]
             for name, attempt in finished.items()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import glob
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
@@ -74,8 +74,10 @@ def dropped_outputs(home: str, owner: Owner, now: float, listings: HomeListings)
     if owner.keep or not owner.local_directories:
         return
     listings.look(home, owner.local_directories)
-    missing_for = MISSING_IF_OUTLIVED if owner.outlived else MISSING
-    for file, seen in listings.dropped(home, missing_for).items():
+    dropped = listings.dropped(home, MISSING_IF_OUTLIVED if owner.outlived else MISSING)
+    if dropped and owner.outlived and not owner.is_live():
+        return  # it has removed its directories, and its files are the service's now
+    for file, seen in dropped.items():
         # `homes.loss` touches the others of an attempt whose index file it removes: these wait for the grace
         # time
         if now - _last_touched(file, now) <= seen:
@@ -99,20 +101,30 @@ def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
 def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list[str]:
     """Delete dead files in a home whose executor lives, or has left its map outputs to Spark. Returns their
     base paths. Raises OSError, after it has tried all. ``listings``: kept between sweeps."""
-    now = time.time()
-    return sweep_partials(home, now, listings) + _delete(dead_outputs(home, owner, now, listings))
+    now, deleted = time.time(), list[str]()
+    try:
+        deleted += sweep_partials(home, now, listings)
+    finally:
+        deleted += _delete(dead_outputs(home, owner, now, listings), PartitionedFile.delete)
+    return deleted
 
 
 def sweep_dropped(home: str, owner: Owner, listings: HomeListings) -> list[str]:
     """Delete `dropped_outputs`; return their base paths. Raises OSError, after it has tried all."""
-    return _delete(dropped_outputs(home, owner, time.time(), listings))
+    return _delete(dropped_outputs(home, owner, time.time(), listings), PartitionedFile.delete)
 
 
-def _delete(files: Iterable[PartitionedFile]) -> list[str]:
+def sweep_partials(home: str, now: float, listings: HomeListings | None = None) -> list[str]:
+    """Delete the unfinished pairs without a writer; return their base paths. Raises OSError, after it has
+    tried all."""
+    return _delete(dead_partials(home, now, listings), PartitionedFile.delete_unfinished)
+
+
+def _delete(files: Iterable[PartitionedFile], how: Callable[[PartitionedFile], None]) -> list[str]:
     deleted, last_error = [], None
     for file in files:
         try:
-            file.delete()
+            how(file)
             deleted.append(file.base)
         except OSError as error:
             last_error = error
@@ -145,14 +157,6 @@ def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
         is_left = is_left or not is_gone(home)
     listings.forget_unvisited()
     return is_left
-
-
-def sweep_partials(home: str, now: float, listings: HomeListings | None = None) -> list[str]:
-    """Delete the unfinished pairs without a writer; return their base paths."""
-    dead = list(dead_partials(home, now, listings))
-    for file in dead:
-        file.delete_unfinished()
-    return [file.base for file in dead]
 
 
 def remove_home(home: str) -> None:
@@ -214,13 +218,16 @@ def _remove(path: str) -> None:
 
 
 def _last_touched(file: PartitionedFile, now: float) -> float:
-    """Return the seconds since any file of the pair was written to; 0 if there is no file."""
+    """Return the seconds since any file of the pair was written to; 0 if there is no file, or if the system
+    gives an error."""
     newest = 0.0
     for path in (file.data_path, file.index_path, file.partial_data_path, file.partial_index_path):
         try:
             newest = max(newest, calls.lstat(path).st_mtime)
         except FileNotFoundError:
             continue
+        except OSError:
+            return 0.0  # not known to be old
     return now - newest if newest else 0.0
 
 

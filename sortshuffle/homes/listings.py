@@ -30,8 +30,8 @@ Stamp = tuple[int, int, int]
 class Listings(Generic[Made]):
     """Results made from the names in directories. ``make``: makes the result for a directory from its names
     and from its last result, if there is one. ``clock``: seconds since 1970, as file systems use. ``version``
-    grows with each result, and when a directory is found to be gone: if it has not grown, results are those
-    of the last look."""
+    grows with each result, and when a directory is forgotten or found to be gone: if it has not grown, all
+    results are those of the last look."""
 
     def __init__(
         self, make: Callable[[list[str], Made | None], Made], clock: Callable[[], float] = time.time
@@ -70,7 +70,8 @@ class Listings(Generic[Made]):
     def forget(self, directories: Iterable[str]) -> None:
         """Forget these directories."""
         for directory in directories:
-            self._known.pop(directory, None)
+            if self._known.pop(directory, None) is not None:
+                self.version += 1
 
 
 def _stamp(directory: str) -> Stamp:

@@ -206,17 +206,14 @@ def test_between_two_looks_that_decide_there_is_time(
         assert pairs(home) == []
 
 
-def test_what_is_kept_goes_at_no_look(executor: Executor) -> None:
-    home, owner, listings = executor.homes[0], replace(executor.owner, keep=True), HomeListings()
-    control = executor.local[1] / "0c" / "shuffle_5_3_0.index"
-    control.parent.mkdir(parents=True)
-    control.touch()
-    write_pair(home, Pair(2), attempt=3)
-    janitor._look(home, owner, listings)
-    control.unlink()
-    for _ in range(3):
-        janitor._look(home, owner, listings)
-    assert len(pairs(home)) == 2
+def test_a_look_that_fails_does_not_end_it(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(executor.homes[0], Pair(2))
+
+    def failing(path: str) -> list[str]:
+        raise OSError(errno.EMFILE, "too many open files", path)
+
+    monkeypatch.setattr(calls, "listdir", failing)
+    janitor._look(executor.homes[0], executor.owner, HomeListings())
 
 
 def test_a_second_one_ends_soon_and_touches_nothing(executor: Executor) -> None:

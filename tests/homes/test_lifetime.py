@@ -493,16 +493,30 @@ def test_a_finished_pair_that_spark_has_known_and_dropped_goes_at_the_second_loo
     assert os.listdir(home) == []
 
 
+@pytest.mark.parametrize("is_live", [True, False])
 def test_where_outputs_outlive_executors_spark_must_miss_them_for_longer(
-    home: Path, owner: Owner, control: Path
+    home: Path, owner: Owner, control: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool
 ) -> None:
+    """And the executor must not have ended meanwhile: then it removed Spark's files, and ours go on."""
+    monkeypatch.setattr(Owner, "is_live", lambda owner: is_live)
     clock = Clock(home, replace(owner, outlived=True))
     file = write_pair(home, Pair(2))
     control.touch()
     clock.later()
     control.unlink()
     assert [clock.later(1.0) for _ in range(5)] == [[]] * 5
-    assert clock.later(1.0) == [file.base]
+    assert clock.later(1.0) == ([file.base] if is_live else [])
+
+
+def test_outputs_that_are_kept_are_never_dropped(home: Path, owner: Owner, control: Path) -> None:
+    clock = Clock(home, replace(owner, keep=True))
+    write_pair(home, Pair(2))
+    control.touch()
+    clock.later()
+    clock.listings.look(clock.home, owner.local_directories)
+    control.unlink()
+    clock.listings.look(clock.home, owner.local_directories)
+    assert [clock.later() for _ in range(3)] == [[]] * 3
 
 
 def test_the_output_of_an_executor_that_removes_its_directories_stays(
@@ -578,23 +592,66 @@ def test_a_pair_that_cannot_be_deleted_keeps_no_other_and_is_tried_once(
     assert sweep(str(home), owner, clock.listings) == [files[0].base]
 
 
+@pytest.mark.parametrize("failing", ["home", "block directory"])
 def test_a_directory_that_cannot_be_listed_once_keeps_nothing_for_long(
-    home: Path, clock: Clock, control: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, clock: Clock, control: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     file = write_pair(home, Pair(2))
     control.touch()
     clock.later()
     control.unlink()
     clock.later()
+    directory, calls_so_far = str(home if failing == "home" else control.parent), []
+    listdir = calls.listdir
+
+    def failing_when_the_pair_is_due(path: str) -> list[str]:
+        calls_so_far.append(path)
+        if path == directory and calls_so_far.count(path) == 2:  # the first is of the look before
+            raise OSError(errno.EMFILE, "too many open files", path)
+        return listdir(path)
+
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "listdir", _out_of_files)
+        patch.setattr(calls, "listdir", failing_when_the_pair_is_due)
         with pytest.raises(OSError, match="too many"):
             clock.later()
     assert clock.later() == [file.base]
 
 
-def _out_of_files(path: str) -> list[str]:
-    raise OSError(errno.EMFILE, "too many open files", path)
+def test_a_pair_whose_age_cannot_be_told_once_keeps_no_other(
+    home: Path, owner: Owner, clock: Clock, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write_pair(home, Pair(2), attempt=attempt) for attempt in (1, 2)]
+    controls = [local / "0a" / f"shuffle_0_{attempt}_0.index" for attempt in (1, 2)]
+    for each in controls:
+        each.touch()
+    clock.later()
+    for each in controls:
+        each.unlink()
+    clock.later()
+    lstat = calls.lstat
+
+    def failing(path: str) -> os.stat_result:
+        if "attempt-1." in path:
+            raise OSError(errno.EIO, "input or output", path)
+        return lstat(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "lstat", failing)
+        assert clock.later() == [files[1].base]
+        aged(files[0], owner.grace + 1)
+        old = aged(write_pair(home, Pair(2), attempt=3), owner.grace + 1)
+        assert sweep(str(home), owner, clock.listings) == [old.base]
+    assert sweep(str(home), owner, clock.listings) == [files[0].base]
+
+
+def test_what_is_unfinished_and_cannot_be_deleted_keeps_no_other(home: Path, owner: Owner) -> None:
+    bad = home / "exchange-1-map-1-attempt-1.data.partial"
+    bad.mkdir()
+    os.utime(bad, (1000.0, 1000.0))
+    dead = aged(write_pair(home, Pair(2)), owner.grace + 1)
+    with pytest.raises(OSError, match="directory"):
+        sweep(str(home), owner)
+    assert not os.path.exists(dead.data_path)
 
 
 @pytest.mark.parametrize("are_whole", [False, True], ids=["", "whole seconds"])
@@ -655,14 +712,21 @@ def test_a_look_at_what_has_not_changed_takes_no_look_at_each_pair(
     listings.look(str(home), directories)
 
 
-def test_what_is_known_of_a_pair_goes_with_it(home: Path, clock: Clock, control: Path) -> None:
-    file = write_pair(home, Pair(2))
+def test_what_is_known_of_a_pair_goes_with_it(home: Path, clock: Clock, control: Path, local: Path) -> None:
+    file, other = write_pair(home, Pair(2)), write_pair(home, Pair(2), attempt=7)
     control.touch()
+    (local / "0a" / "shuffle_0_7_0.index").touch()
     clock.later()
     file.delete()
     clock.later()
     control.unlink()
     write_pair(home, Pair(2))
+    assert [clock.later() for _ in range(3)] == [[], [], []]
+    other.delete()
+    file.delete()
+    clock.later()
+    write_pair(home, Pair(2), attempt=7)
+    (local / "0a" / "shuffle_0_7_0.index").unlink()
     assert [clock.later() for _ in range(3)] == [[], [], []]
 
 

@@ -75,3 +75,14 @@ def test_however_long_a_look_takes_what_comes_in_its_first_tick_is_seen(
         assert listings.list_if_changed(str(tmp_path)) == ["a"]
     put(tmp_path, "b")
     assert listings.list_if_changed(str(tmp_path)) == ["a", "b"]
+
+
+def test_the_version_grows_when_a_forgotten_directory_goes(tmp_path: Path) -> None:
+    directory, listings = tmp_path / "directory", Listings(lambda names, before: names)
+    directory.mkdir()
+    listings.list_if_changed(str(directory))
+    version = listings.version
+    listings.forget([str(directory)])
+    directory.rmdir()
+    assert listings.list_if_changed(str(directory)) is None
+    assert listings.version > version

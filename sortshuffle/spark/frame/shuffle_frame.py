@@ -479,7 +479,8 @@ class ShuffleFrame(TwoSidedFrame):
         # one more row, so that PySpark says that there are more
         more = max(n, 0) + 1 if type(n) is int else n
         with own_errors():
-            self._first_of_sort(more)._for_action().show(n, truncate, vertical)
+            frame = self._first_of_sort(more)  # in a variable, so that it lives until the action's end
+            frame._for_action().show(n, truncate, vertical)
 
     def _first_of_sort(self, num: int) -> TwoSidedFrame:
         """Return a frame that begins with the first ``num`` rows of this one, for an action that reads no

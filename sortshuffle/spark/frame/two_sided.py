@@ -251,7 +251,9 @@ class TwoSidedFrame(DataFrame):
 
     def _for_action(self) -> DataFrame:
         """Return the rows for an action, which reads them before it returns: small partitions are coalesced.
-        May run the map stages of exchanges (`plan.coalescing`)."""
+        May run the map stages of exchanges (`plan.coalescing`). The plan is another one than that of
+        `_to_spark`, so that no one else has it: its exchanges go with the frame. The caller holds the frame
+        until the action's end."""
         if self._plain is not None:
             return self._plain
         chain = self._rows_for_spark.chain

@@ -8,44 +8,56 @@ much as memory that deleted files have left.
     ControlRows -> ControlShuffle    held by each exchange whose control rows go through the shuffle
     no exchange holds it any longer  its number is put on the list of its SparkContext
     `remove_unused`                  asks Spark's `ContextCleaner` to remove what is on the list; called when
-                                     the next map stage is planned
+                                     a map stage is planned
 
 Rules
-* Python knows all readers, except where Spark keeps a plan after the call: a DataFrame for the user, a cache,
-  an iterator. Such a shuffle must be left to Spark: `ControlShuffle.leave_to_spark`.
-* A shuffle that a running job reads is not removed: an interrupted action may leave its job behind for a
-  moment.
-* If a shuffle is removed too early, Spark runs its map stage again. Nothing is lost or wrong.
+* Python knows all readers, except where Spark keeps a plan that it may read later: a DataFrame for the user,
+  a cache, an iterator. Such a shuffle must be left to Spark: `ControlShuffle.leave_to_spark`. Whoever runs an
+  action holds its frame until the action's end.
+* A shuffle is removed only if it has been unused for a while (`UNUSED_FOR`), and no job reads it at that
+  moment. An interrupted action leaves its job behind for a moment. And the janitor must have seen that Spark
+  knew the shuffle's map tasks: it cannot tell those that Spark has dropped from those that Spark does not
+  know yet.
+* If a shuffle is removed while Spark reads it, Spark runs its map stage again, or the job fails. No row is
+  lost or wrong.
 * A finalizer only appends to a deque, because it may run at any moment in any thread.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 from py4j.protocol import Py4JError
 
+UNUSED_FOR = 1.0  # seconds: four looks of the janitor
+
 _log = logging.getLogger(__name__)
 
-# Numbers of shuffles that no exchange holds, by SparkContext
-_unused: WeakKeyDictionary[Any, deque[int]] = WeakKeyDictionary()
+# Shuffles that no exchange holds, by SparkContext: the number of each, and since when, the longest first
+_unused: WeakKeyDictionary[Any, deque[tuple[int, float]]] = WeakKeyDictionary()
 
 
 class ControlShuffle:
-    """A shuffle of control rows. ``number``: Spark's number of it, in the SparkContext ``context``."""
+    """A shuffle of control rows."""
 
     __slots__ = ("__weakref__", "_finalizer")
 
     def __init__(self, context: Any, number: int) -> None:
-        self._finalizer = finalize(self, _unused.setdefault(context, deque()).append, number)
+        """Note Spark's ``number`` of the shuffle in the SparkContext ``context``."""
+        self._finalizer = finalize(self, _add, _unused.setdefault(context, deque()), number)
         self._finalizer.atexit = False  # the application ends, and Spark removes everything
 
     def leave_to_spark(self) -> None:
         """Let Spark find out when the shuffle is unused: it has a plan that reads it."""
         self._finalizer.detach()
+
+
+def _add(unused: deque[tuple[int, float]], number: int) -> None:
+    unused.append((number, time.monotonic()))
 
 
 def control_shuffle(context: Any, rdd: Any) -> ControlShuffle | None:
@@ -70,22 +82,26 @@ def shuffle_before(rdd: Any) -> int | None:
 
 
 def remove_unused(context: Any) -> None:
-    """Ask Spark to remove the shuffles that nothing reads. Spark does it in the background."""
-    unused = _unused.get(context)
-    if not unused:
-        return
-    spark = context._jsc.sc()
-    running = spark.dagScheduler().shuffleIdToMapStage()
-    for _ in range(len(unused)):
-        try:
-            number = unused.popleft()
-        except IndexError:
-            return  # another thread has come first
-        if running.contains(number):
-            unused.append(number)
-            continue
-        try:
-            spark.cleaner().get().doCleanupShuffle(number, False)
-        except Py4JError as error:
-            # Spark will find the shuffle itself
-            _log.warning("shuffle %d was not removed: %s", number, error)
+    """Ask Spark to remove the shuffles that have been unused for a while. Spark deletes their files in the
+    background. If it cannot be asked, it finds them itself, at the JVM's next garbage collection."""
+    unused, latest = _unused.get(context), time.monotonic() - UNUSED_FOR
+    try:
+        while unused and unused[0][1] <= latest:
+            number, _ = unused.popleft()
+            if not _remove(context._jsc.sc(), number):
+                _add(unused, number)
+    except IndexError:
+        return  # another thread has come first
+    except Py4JError as error:
+        _log.warning("unused shuffles are left to Spark: %s", error)
+
+
+def _remove(spark: Any, number: int) -> bool:
+    """Ask Spark, the JVM's SparkContext, to remove a shuffle. Returns False if a running job reads it."""
+    scheduler = spark.dagScheduler()
+    if scheduler is None:
+        return True  # the JVM's context was stopped
+    if scheduler.shuffleIdToMapStage().contains(number):
+        return False
+    spark.cleaner().get().doCleanupShuffle(number, False)
+    return True

@@ -14,12 +14,20 @@ import pytest
 from engine import eventually
 from job_process import run_job
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame
 
 import sortshuffle
+from sortshuffle.spark.session import control_shuffles
 from sortshuffle.spark.session.classic_planner import rdd_of
 from sortshuffle.spark.session.control_shuffles import remove_unused, shuffle_before
 
 ROWS = 200
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unused shuffles are removed without a wait."""
+    monkeypatch.setattr(control_shuffles, "UNUSED_FOR", 0.0)
 
 
 def exchanged(spark: SparkSession) -> Any:
@@ -45,6 +53,7 @@ def shuffles_that_stay(spark: SparkSession) -> set[int]:
     return shuffles(spark)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_shuffle_goes_with_its_last_reader_when_the_next_stage_is_planned(spark: SparkSession) -> None:
     frame = exchanged(spark)
     assert frame.count() == ROWS
@@ -60,24 +69,56 @@ def test_a_shuffle_goes_with_its_last_reader_when_the_next_stage_is_planned(spar
     assert shuffle not in shuffles(spark)
 
 
-def test_its_map_outputs_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_map_outputs_of_unused_shuffles_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """Also if jobs are over before the janitor has seen that Spark knows their map outputs."""
     spark.conf.set("spark.sortshuffle.dir", str(tmp_path))
     try:
-        frame = exchanged(spark)
-        assert len(frame.collect()) == ROWS
+        for _ in range(5):
+            assert exchanged(spark).count() == ROWS
     finally:
         spark.conf.unset("spark.sortshuffle.dir")
-    (number,) = [exchange.number for exchange in frame._chain.exchanges()]
 
-    def outputs() -> list[Path]:
-        return list(tmp_path.glob(f"**/exchange-{number}-*"))
+    def are_deleted() -> bool:
+        shuffles_that_stay(spark)
+        return not list(tmp_path.glob("**/exchange-*"))
 
-    assert outputs()
+    assert not are_deleted()
+    eventually(are_deleted, "the janitor deletes the map outputs")
+
+
+def test_a_shuffle_stays_for_a_while(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_shuffles, "UNUSED_FOR", 600.0)
+    frame = exchanged(spark)
+    assert frame.count() == ROWS
+    shuffle = shuffle_of(frame)
     del frame
-    shuffles_that_stay(spark)
-    eventually(lambda: not outputs(), "the janitor deletes the map outputs")
+    assert shuffle in shuffles_that_stay(spark)
+    monkeypatch.setattr(control_shuffles, "UNUSED_FOR", 0.0)
+    assert shuffle not in shuffles_that_stay(spark)
 
 
+def test_the_frame_that_an_action_makes_lives_until_its_end(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unused: list[int] = []
+    show = DataFrame.show
+
+    def noting(frame: Any, *args: Any, **kwargs: Any) -> None:
+        unused.append(unused_now())
+        show(frame, *args, **kwargs)
+
+    def unused_now() -> int:
+        return len(control_shuffles._unused[spark.sparkContext])
+
+    exchanged(spark).count()
+    gc.collect()
+    monkeypatch.setattr(DataFrame, "show", noting)
+    before = unused_now()
+    sortshuffle.frame(spark.range(ROWS)).sort("id").show(3)
+    assert unused == [before]
+
+
+@pytest.mark.usefixtures("at_once")
 def test_what_a_living_exchange_was_made_from_stays(spark: SparkSession) -> None:
     """Spark may have to run the stage between again."""
     first = exchanged(spark)
@@ -90,6 +131,7 @@ def test_what_a_living_exchange_was_made_from_stays(spark: SparkSession) -> None
     assert not both & shuffles_that_stay(spark)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_shuffle_of_several_exchanges_stays_for_the_last_one(spark: SparkSession) -> None:
     rows = sortshuffle.frame(spark.range(ROWS)).mapInArrow(lambda batches: batches, "id long")
     one, other = rows.repartition(2, "id"), rows.repartition(3, "id")
@@ -126,6 +168,7 @@ KEPT_BY_SPARK: dict[str, tuple[Callable[[Any], Any], Callable[[SparkSession, Any
 
 
 @pytest.mark.parametrize("case", KEPT_BY_SPARK)
+@pytest.mark.usefixtures("at_once")
 def test_what_spark_may_read_stays(spark: SparkSession, case: str) -> None:
     keep, count = KEPT_BY_SPARK[case]
     frame = exchanged(spark)
@@ -146,6 +189,7 @@ def gate(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "open").touch()
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_shuffle_that_a_job_still_reads_stays_until_its_end(spark: SparkSession, gate: Path) -> None:
     """As after an interrupted action."""
 
@@ -169,6 +213,7 @@ def test_a_shuffle_that_a_job_still_reads_stays_until_its_end(spark: SparkSessio
     assert shuffle not in shuffles_that_stay(spark)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_an_unused_frame_that_never_ran_is_no_matter(spark: SparkSession) -> None:
     frame = exchanged(spark)
     shuffle = shuffle_of(frame)
