@@ -50,9 +50,9 @@ class _ControlFiles:
 @dataclass(slots=True)
 class _Known:
     """What Spark knows of a home's finished pairs, by task attempt. ``now``: the attempts that have an index
-    file of Spark's. ``seen``: for those that have had one its directory, and the time of the first look that
-    saw it, in seconds since 1970. ``missing``: since when it is missing, on the listings' clock. ``version``:
-    of the listings at the last look."""
+    file of Spark's. ``seen``: for each attempt that has had one, the file's directory, and the time of the
+    first look that saw it, in seconds since 1970. ``missing``: since when it is missing, on the listings'
+    clock. ``version``: of the listings at the last look."""
 
     now: set[int] = field(default_factory=set)
     seen: dict[int, tuple[str, float]] = field(default_factory=dict)

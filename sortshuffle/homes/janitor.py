@@ -9,9 +9,9 @@ unfinished files; and an executor that dies by SIGKILL leaves all its files. The
   that gets none of its locks ends within a second. An executor has several janitors if its tasks use further
   directories later, or if its frames have different settings.
 * Every second a janitor removes unfinished files without a writer; every five seconds, finished files that
-  Spark has forgotten (`homes.lifetime` says which). Four times a second it looks which ones Spark knows,
-  because Spark may forget those of a small job within a second. At the second look at which Spark's file is
-  missing it removes ours; after five seconds if they outlive the executor.
+  Spark does not know and that are older than the grace time. Four times a second it looks which ones Spark
+  knows. If Spark's file of a task attempt is missing at two looks, the janitor removes the attempt's map
+  outputs; after five seconds, if they outlive the executor.
 * When the executor ends, the janitor deletes the homes and ends itself, within two seconds. If files are
   kept, or outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
 * If Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,

@@ -6,7 +6,8 @@ A map output lives exactly as long as Spark's own shuffle files of the same task
 * a finished pair if none of the executor's local directories has ``shuffle_<any>_<attempt>_0.index``, which
   Spark removes when no frame can use it. Spark writes that file when the task ends. So a pair without it is
   dead only if it is older than the grace time, or if the file was there earlier and is missing at two looks
-  (`dropped_outputs`). If this package has removed the file (`homes.loss`), the grace time is waited for;
+  (`dropped_outputs`); for five seconds, if map outputs outlive the executor. If this package has removed the
+  file (`homes.loss`), the grace time is waited for;
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
 There are two exceptions for an executor that has ended. If Spark's own shuffle files outlive it
@@ -100,7 +101,8 @@ def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
 
 def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list[str]:
     """Delete dead files in a home whose executor lives, or has left its map outputs to Spark. Returns their
-    base paths. Raises OSError, after it has tried all. ``listings``: kept between sweeps."""
+    base paths. Raises OSError; a file that cannot be deleted keeps no other. ``listings``: kept between
+    sweeps."""
     now, deleted = time.time(), list[str]()
     try:
         deleted += sweep_partials(home, now, listings)
@@ -110,13 +112,14 @@ def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list
 
 
 def sweep_dropped(home: str, owner: Owner, listings: HomeListings) -> list[str]:
-    """Delete `dropped_outputs`; return their base paths. Raises OSError, after it has tried all."""
+    """Delete `dropped_outputs`; return their base paths. Raises OSError; a file that cannot be deleted keeps
+    no other."""
     return _delete(dropped_outputs(home, owner, time.time(), listings), PartitionedFile.delete)
 
 
 def sweep_partials(home: str, now: float, listings: HomeListings | None = None) -> list[str]:
-    """Delete the unfinished pairs without a writer; return their base paths. Raises OSError, after it has
-    tried all."""
+    """Delete the unfinished pairs without a writer; return their base paths. Raises OSError; a file that
+    cannot be deleted keeps no other."""
     return _delete(dead_partials(home, now, listings), PartitionedFile.delete_unfinished)
 
 

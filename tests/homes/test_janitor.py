@@ -179,7 +179,7 @@ def test_while_the_executor_lives_it_deletes_what_is_dead_and_nothing_else(execu
 def test_between_two_looks_that_decide_there_is_time(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever Spark drops its file."""
+    """The second one comes a quarter of a second after the first, at whatever tick Spark drops its file."""
     home = executor.homes[0]
     control = executor.local[1] / "0c" / "shuffle_5_3_0.index"
     control.parent.mkdir(parents=True)

@@ -602,11 +602,16 @@ def test_a_directory_that_cannot_be_listed_once_keeps_nothing_for_long(
     control.unlink()
     clock.later()
     directory, calls_so_far = str(home if failing == "home" else control.parent), []
+    later = time.time() + 3600
+    for changed in (home, control.parent):  # so that it is listed at each look
+        os.utime(changed, (later, later))
     listdir = calls.listdir
 
     def failing_when_the_pair_is_due(path: str) -> list[str]:
         calls_so_far.append(path)
-        if path == directory and calls_so_far.count(path) == 2:  # the first is of the look before
+        if (
+            path == directory and calls_so_far.count(path) == 2
+        ):  # `look` makes the first, `dropped` the second
             raise OSError(errno.EMFILE, "too many open files", path)
         return listdir(path)
 

@@ -256,13 +256,18 @@ class TwoSidedFrame(DataFrame):
         until the action's end."""
         if self._plain is not None:
             return self._plain
-        chain = self._rows_for_spark.chain
+        rows = self._rows_for_spark
+        chain = rows.chain
         if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
             return self._to_spark()
         coalesced = for_action(chain)  # without the lock: frames can be derived meanwhile
         with self._lock:
             if self._read_at_once is None:
-                self._read_at_once = plan_stage(coalesced, self._new_run(), ToSpark(), chain.schema)
+                run = self._new_run()
+                planned = plan_stage(coalesced, run, ToSpark(), chain.schema)
+                # a writer by partitions needs rows in their order, and sorts unless Spark knows of it
+                is_claimed = coalesced is chain
+                self._read_at_once = for_spark(planned, chain, rows.layout, run) if is_claimed else planned
             return self._read_at_once
 
     def _new_run(self) -> int:

@@ -77,7 +77,7 @@ def _come_from_files(chain: Chain) -> bool:
 
 
 def _source_of(chain: Chain, may_pass: Callable[[Chain], bool]) -> Chain | None:
-    """Return the chain before all exchanges; None if one on the way to it may not be passed."""
+    """Return the chain before all exchanges; None if it, or one on the way, may not be passed."""
     while may_pass(chain):
         if not isinstance(chain.origin, ExchangeOrigin):
             return chain

@@ -3,7 +3,7 @@
 Map outputs live as long as the shuffle of their control rows (`homes.lifetime`). By itself Spark removes a
 shuffle after the JVM has collected the objects that refer to it, which may be half an hour later. Meanwhile
 disks fill, and new files take new memory for the page cache. On a virtual machine that costs several times as
-much as memory that deleted files have left.
+much as memory that was a deleted file's.
 
     ControlRows -> ControlShuffle    held by each exchange whose control rows go through the shuffle
     no exchange holds it any longer  its number is put on the list of its SparkContext
@@ -11,13 +11,14 @@ much as memory that deleted files have left.
                                      a map stage is planned
 
 Rules
-* Python knows all readers, except where Spark keeps a plan that it may read later: a DataFrame for the user,
-  a cache, an iterator. Such a shuffle must be left to Spark: `ControlShuffle.leave_to_spark`. Whoever runs an
-  action holds its frame until the action's end.
+* Every reader is an object in Python, unless Spark keeps a plan that it may read later: a DataFrame for the
+  user, a cache, an iterator. Such a shuffle must be left to Spark: `ControlShuffle.leave_to_spark`. Code that
+  runs an action holds the action's frame until the end. `ShuffleRDD`s, and frames of Spark Connect, have no
+  `ControlShuffle`.
 * A shuffle is removed only if it has been unused for a while (`UNUSED_FOR`), and no job reads it at that
   moment. An interrupted action leaves its job behind for a moment. And the janitor must have seen that Spark
   knew the shuffle's map tasks: it cannot tell those that Spark has dropped from those that Spark does not
-  know yet.
+  know yet. If it starts later than that, the map outputs wait for the grace time.
 * If a shuffle is removed while Spark reads it, Spark runs its map stage again, or the job fails. No row is
   lost or wrong.
 * A finalizer only appends to a deque, because it may run at any moment in any thread.
@@ -86,18 +87,22 @@ def remove_unused(context: Any) -> None:
     background. If it cannot be asked, it finds them itself, at the JVM's next garbage collection."""
     unused, latest = _unused.get(context), time.monotonic() - UNUSED_FOR
     try:
-        while unused and unused[0][1] <= latest:
-            number, _ = unused.popleft()
+        while unused:
+            number, since = unused.popleft()  # before it is looked at: another thread may do the same
+            if since > latest:
+                unused.appendleft((number, since))
+                return
             if not _remove(context._jsc.sc(), number):
                 _add(unused, number)
     except IndexError:
-        return  # another thread has come first
+        return  # another thread has taken the last one
     except Py4JError as error:
         _log.warning("unused shuffles are left to Spark: %s", error)
 
 
 def _remove(spark: Any, number: int) -> bool:
-    """Ask Spark, the JVM's SparkContext, to remove a shuffle. Returns False if a running job reads it."""
+    """Ask Spark, the JVM's SparkContext, to remove a shuffle. Returns False if a running job reads it. The
+    scheduler's map is read outside of its thread, so this is not certain."""
     scheduler = spark.dagScheduler()
     if scheduler is None:
         return True  # the JVM's context was stopped

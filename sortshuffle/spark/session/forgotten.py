@@ -1,6 +1,7 @@
 """The driver's record of exchanges that Spark has forgotten (`homes.forgotten_exchanges`).
 
-Spark's `ContextCleaner` forgets a shuffle when no frame, RDD or running job on the driver refers to it. Then
+Spark's `ContextCleaner` forgets a shuffle when no frame, RDD or running job on the driver refers to it, or
+when `control_shuffles` asks it to. Then
 no task reads its control rows, and no task that wrote them runs again. An exchange is forgotten if Spark once
 had its shuffle of control rows, and no longer has it. An exchange whose shuffle Spark has not had yet may
 still run.

@@ -1,5 +1,6 @@
-"""One application that wants Spark to remove nothing, and another in the same process after it. Prints as
-JSON the shuffles of control rows that Spark has after each of three exchanges.
+"""Three applications in one process, one after the other, with three exchanges each. The first wants Spark to
+remove nothing. The others hold the frame of their first exchange: the second one until the third has one of
+the same number. Prints as JSON the shuffles of control rows that Spark has after each exchange.
 
     python two_applications.py
 """
@@ -14,7 +15,23 @@ from pyspark.sql import SparkSession
 import sortshuffle
 from sortshuffle.spark.session import control_shuffles
 
-TRACKING = "spark.cleaner.referenceTracking"
+
+def started(tracking: str) -> Any:
+    spark = (
+        sortshuffle.configure(SparkSession.builder)
+        .master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.cleaner.referenceTracking", tracking)
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def exchanged(spark: Any) -> Any:
+    frame = sortshuffle.frame(spark.range(0, 100, 1, 2)).repartition(2, "id")
+    assert frame.count() == 100
+    return frame
 
 
 def shuffles(spark: Any) -> list[int]:
@@ -22,26 +39,22 @@ def shuffles(spark: Any) -> list[int]:
     return sorted(map(int, filter(None, str(tracker.shuffleStatuses().keySet().mkString(",")).split(","))))
 
 
-def found_with(tracking: str) -> list[list[int]]:
-    spark = (
-        sortshuffle.configure(SparkSession.builder)
-        .master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config(TRACKING, tracking)
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    found = []
-    for _ in range(3):
-        assert sortshuffle.frame(spark.range(0, 100, 1, 2)).repartition(2, "id").count() == 100
-        found.append(shuffles(spark))
-    spark.stop()
-    return found
-
-
 def main() -> None:
     control_shuffles.UNUSED_FOR = 0.0
-    print(json.dumps({tracking: found_with(tracking) for tracking in ("false", "true")}))
+    found: dict[str, list[list[int]]] = {}
+    held: list[Any] = []  # the first frame of the application before
+    for name, tracking in (("nothing removed", "false"), ("removed", "true"), ("the next one", "true")):
+        spark = started(tracking)
+        first = exchanged(spark)
+        held.clear()
+        found[name] = [shuffles(spark)]
+        for _ in range(2):
+            exchanged(spark)
+            found[name].append(shuffles(spark))
+        held.append(first)
+        del first
+        spark.stop()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -118,6 +118,12 @@ def results(a: DataFrame, b: DataFrame, names: Iterable[str]) -> Counter[str]:
     return rows(_union([df.select(sf.lit(name), sf.to_json(sf.struct("*"))) for name, df in queries.items()]))
 
 
+def test_what_an_action_reads_is_not_sorted_again(left: DataFrame) -> None:
+    """A writer with ``partitionBy`` sorts rows by these columns, unless Spark knows that they are sorted."""
+    frame = sortshuffle.frame(left).repartition(3, "k").sortWithinPartitions("k", "id")
+    assert nodes(frame._for_action().sortWithinPartitions("k").select("k")) == (0, 0)
+
+
 @AQE
 def test_what_is_placed_and_sorted_is_not_shuffled_and_sorted_again(
     spark: SparkSession, left: DataFrame, right: DataFrame, adaptive: str
