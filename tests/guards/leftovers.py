@@ -130,7 +130,16 @@ def is_shared(process: psutil.Process, command: str) -> bool:
 
 def belongs_to(spark: SharedSpark, process: psutil.Process, command: str) -> bool:
     is_named = spark.application and spark.application in command
-    return bool(is_named) or spark.jvm in (process.pid, *(p.pid for p in process.parents()))
+    if is_named or spark.jvm in (process.pid, *(p.pid for p in process.parents())):
+        return True
+    # Spark keeps a worker whose daemon has ended as long as it likes
+    return command.endswith(WORKER) and are_connected(process, psutil.Process(spark.jvm))
+
+
+def are_connected(one: psutil.Process, other: psutil.Process) -> bool:
+    """Whether one process has a connection to the other on this host."""
+    ports = {each.laddr.port for each in other.net_connections("tcp")}
+    return any(each.raddr and each.raddr.port in ports for each in one.net_connections("tcp"))
 
 
 class Guard:

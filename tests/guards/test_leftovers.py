@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import leftovers
+import psutil
 import pytest
 
 LEAVES = """
@@ -70,3 +75,18 @@ def test_what_ends_by_itself_is_waited_for(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import leftovers; leftovers.GONE_S = 30.0")
     pytester.makepyfile(LEAVES.format('subprocess.Popen("setsid sleep 0.3 &", shell=True).wait()'))
     pytester.runpytest_subprocess("-p", "leftovers").assert_outcomes(passed=2)
+
+
+def test_who_is_connected_is_known_by_the_port() -> None:
+    """So a Python worker whose daemon has ended is the JVM's that still has a connection to it."""
+    program = "import socket, sys; kept = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input()"
+    own = psutil.Process()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-c", program, str(server.getsockname()[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            accepted, _ = server.accept()
+            with accepted:
+                connected = psutil.Process(process.pid)
+                assert leftovers.are_connected(connected, own)
+                assert not leftovers.are_connected(own, psutil.Process(os.getppid()))
+            process.communicate(b"\n")
