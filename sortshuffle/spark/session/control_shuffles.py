@@ -18,7 +18,8 @@ Rules
 * A shuffle is removed only if it has been unused for a while (`UNUSED_FOR`), and no job reads it at that
   moment. An interrupted action leaves its job behind for a moment. And the janitor must have seen that Spark
   knew the shuffle's map tasks: it cannot tell those that Spark has dropped from those that Spark does not
-  know yet. If it starts later than that, the map outputs wait for the grace time.
+  know yet. So nothing is removed while the janitors start (`JANITORS_START`). If one starts later than that,
+  its first map outputs wait for the grace time.
 * If a shuffle is removed while Spark reads it, Spark runs its map stage again, or the job fails. No row is
   lost or wrong.
 * A finalizer only appends to a deque, because it may run at any moment in any thread.
@@ -35,11 +36,15 @@ from weakref import WeakKeyDictionary, finalize
 from py4j.protocol import Py4JError
 
 UNUSED_FOR = 1.0  # seconds: four looks of the janitor
+# seconds from an application's first shuffle until one is removed, because the first map tasks start the
+# janitors. On a busy machine one took more than a second: files of eight small jobs waited for the grace time
+JANITORS_START = 5.0
 
 _log = logging.getLogger(__name__)
 
 # Shuffles that no exchange holds, by SparkContext: the number of each, and since when, the longest first
 _unused: WeakKeyDictionary[Any, deque[tuple[int, float]]] = WeakKeyDictionary()
+_first: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # when each SparkContext had its first shuffle
 
 
 class ControlShuffle:
@@ -49,6 +54,7 @@ class ControlShuffle:
 
     def __init__(self, context: Any, number: int) -> None:
         """Note Spark's ``number`` of the shuffle in the SparkContext ``context``."""
+        _first.setdefault(context, time.monotonic())
         self._finalizer = finalize(self, _add, _unused.setdefault(context, deque()), number)
         self._finalizer.atexit = False  # the application ends, and Spark removes everything
 
@@ -85,7 +91,10 @@ def shuffle_before(rdd: Any) -> int | None:
 def remove_unused(context: Any) -> None:
     """Ask Spark to remove the shuffles that have been unused for a while. Spark deletes their files in the
     background. If it cannot be asked, it finds them itself, at the JVM's next garbage collection."""
-    unused, latest = _unused.get(context), time.monotonic() - UNUSED_FOR
+    unused, now = _unused.get(context), time.monotonic()
+    if now < _first.get(context, now) + JANITORS_START:
+        return
+    latest = now - UNUSED_FOR
     try:
         while unused:
             number, since = unused.popleft()  # before it is looked at: another thread may do the same

@@ -40,7 +40,7 @@ def shuffles(spark: Any) -> list[int]:
 
 
 def main() -> None:
-    control_shuffles.UNUSED_FOR = 0.0
+    control_shuffles.UNUSED_FOR = control_shuffles.JANITORS_START = 0.0
     found: dict[str, list[list[int]]] = {}
     held: list[Any] = []  # the first frame of the application before
     for name, tracking in (("nothing removed", "false"), ("removed", "true"), ("the next one", "true")):

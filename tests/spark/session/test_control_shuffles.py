@@ -29,6 +29,7 @@ ROWS = 200
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unused shuffles are removed without a wait."""
     monkeypatch.setattr(control_shuffles, "UNUSED_FOR", 0.0)
+    monkeypatch.setattr(control_shuffles, "JANITORS_START", 0.0)
 
 
 def exchanged(spark: SparkSession) -> Any:
@@ -94,12 +95,16 @@ def test_the_map_outputs_of_unused_shuffles_are_deleted(spark: SparkSession, tmp
 
 def test_a_shuffle_stays_for_a_while(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_shuffles, "UNUSED_FOR", 600.0)
+    monkeypatch.setattr(control_shuffles, "JANITORS_START", 0.0)
     frame = exchanged(spark)
     assert frame.count() == ROWS
     shuffle = shuffle_of(frame)
     del frame
     assert shuffle in shuffles_that_stay(spark)
     monkeypatch.setattr(control_shuffles, "UNUSED_FOR", 0.0)
+    monkeypatch.setattr(control_shuffles, "JANITORS_START", 600.0)
+    assert shuffle in shuffles_that_stay(spark)
+    monkeypatch.setattr(control_shuffles, "JANITORS_START", 0.0)
     assert shuffle not in shuffles_that_stay(spark)
 
 
