@@ -126,17 +126,15 @@ class HomeListings:
         if not dropped:
             return {}
         # kept listings may be stale, so list again before a deletion
-        there = {block: _attempts_now(block) for block in {block for block, _ in dropped.values()}}
+        blocks = {block for block, _ in dropped.values()}
+        there = set().union(*(_attempts(calls.listdir(block)) for block in blocks))
         found = self._homes.list_if_changed(home)
         finished = {} if found is None else found.finished
         for attempt in dropped:
             del known.seen[attempt], known.missing[attempt]
-        return {
-            file: dropped[attempt][1]
-            for name, attempt in finished.items()
-            if attempt in dropped and attempt not in there[dropped[attempt][0]]
-            for file in _files(home, [name])
-        }
+        gone = dropped.keys() - there
+        files = _files(home, [name for name, attempt in finished.items() if attempt in gone])
+        return {file: dropped[file.attempt][1] for file in files if file.attempt is not None}
 
     def _known_to_spark(self, local_directories: Iterable[str]) -> dict[str, set[int]]:
         """Return the task attempts that have an index file of Spark's, by the directory that it is in."""
@@ -198,11 +196,6 @@ def _control_files(names: list[str], before: _ControlFiles | None) -> _ControlFi
 
 def _attempts(names: Iterable[str]) -> Iterator[int]:
     return (int(match[1]) for match in map(_CONTROL_INDEX.fullmatch, names) if match)
-
-
-def _attempts_now(block: str) -> set[int]:
-    """Return the attempts that have an index file in a block directory. Raises OSError."""
-    return set(_attempts(calls.listdir(block)))
 
 
 def _files(home: str, names: Iterable[str]) -> list[PartitionedFile]:

@@ -467,6 +467,19 @@ class Clock:
         return sweep_dropped(self.home, self.owner, self.listings)
 
 
+def missing_pairs(clock: Clock, local: Path, *attempts: int) -> list[PartitionedFile]:
+    """Pairs whose index file Spark has had, and whose first look without it is over."""
+    files = [write_pair(Path(clock.home), Pair(2), attempt=attempt) for attempt in attempts]
+    controls = [local / "0a" / f"shuffle_0_{attempt}_0.index" for attempt in attempts]
+    for each in controls:
+        each.touch()
+    clock.later()
+    for each in controls:
+        each.unlink()
+    clock.later()
+    return files
+
+
 @pytest.fixture
 def clock(home: Path, owner: Owner) -> Clock:
     return Clock(home, owner)
@@ -564,14 +577,7 @@ def test_a_pair_whose_index_file_kept_listings_have_missed_stays(
 def test_a_pair_that_cannot_be_deleted_keeps_no_other_and_is_tried_once(
     home: Path, owner: Owner, clock: Clock, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [write_pair(home, Pair(2), attempt=attempt) for attempt in (1, 2, 3)]
-    controls = [local / "0a" / f"shuffle_0_{attempt}_0.index" for attempt in (1, 2, 3)]
-    for each in controls:
-        each.touch()
-    clock.later()
-    for each in controls:
-        each.unlink()
-    clock.later()
+    files = missing_pairs(clock, local, 1, 2, 3)
     unlink, tried = calls.unlink, []
 
     def failing(path: str, *args: Any, **kwargs: Any) -> None:
@@ -609,9 +615,8 @@ def test_a_directory_that_cannot_be_listed_once_keeps_nothing_for_long(
 
     def failing_when_the_pair_is_due(path: str) -> list[str]:
         calls_so_far.append(path)
-        if (
-            path == directory and calls_so_far.count(path) == 2
-        ):  # `look` makes the first, `dropped` the second
+        # `look` makes the first, `dropped` the second
+        if path == directory and calls_so_far.count(path) == 2:
             raise OSError(errno.EMFILE, "too many open files", path)
         return listdir(path)
 
@@ -625,14 +630,7 @@ def test_a_directory_that_cannot_be_listed_once_keeps_nothing_for_long(
 def test_a_pair_whose_age_cannot_be_told_once_keeps_no_other(
     home: Path, owner: Owner, clock: Clock, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [write_pair(home, Pair(2), attempt=attempt) for attempt in (1, 2)]
-    controls = [local / "0a" / f"shuffle_0_{attempt}_0.index" for attempt in (1, 2)]
-    for each in controls:
-        each.touch()
-    clock.later()
-    for each in controls:
-        each.unlink()
-    clock.later()
+    files = missing_pairs(clock, local, 1, 2)
     lstat = calls.lstat
 
     def failing(path: str) -> os.stat_result:

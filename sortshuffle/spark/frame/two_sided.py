@@ -235,12 +235,17 @@ class TwoSidedFrame(DataFrame):
 
     def _planned(self) -> DataFrame:
         rows = self._rows_for_spark
-        chain = rows.chain
-        if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
-            return chain.origin.source
-        run = self._new_run()
+        plain = _plain_source(rows.chain)
+        if plain is not None:
+            return plain
+        planned = self._planned_for_spark(rows)
+        rows.chain.leave_to_spark()
+        return planned
+
+    def _planned_for_spark(self, rows: Rows) -> DataFrame:
+        """Return a new result stage of these rows, with claims about them for Spark (`plan.hints`)."""
+        chain, run = rows.chain, self._new_run()
         planned = plan_stage(chain, run, ToSpark(), chain.schema)
-        chain.leave_to_spark()
         return for_spark(planned, chain, rows.layout, run)
 
     @property
@@ -258,16 +263,15 @@ class TwoSidedFrame(DataFrame):
             return self._plain
         rows = self._rows_for_spark
         chain = rows.chain
-        if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
+        if _plain_source(chain) is not None:
             return self._to_spark()
         coalesced = for_action(chain)  # without the lock: frames can be derived meanwhile
         with self._lock:
-            if self._read_at_once is None:
-                run = self._new_run()
-                planned = plan_stage(coalesced, run, ToSpark(), chain.schema)
-                # a writer by partitions needs rows in their order, and sorts unless Spark knows of it
-                is_claimed = coalesced is chain
-                self._read_at_once = for_spark(planned, chain, rows.layout, run) if is_claimed else planned
+            if self._read_at_once is None and coalesced is chain:
+                # a writer by partitions sorts rows, unless Spark knows that they are sorted
+                self._read_at_once = self._planned_for_spark(rows)
+            elif self._read_at_once is None:
+                self._read_at_once = plan_stage(coalesced, self._new_run(), ToSpark(), chain.schema)
             return self._read_at_once
 
     def _new_run(self) -> int:
@@ -344,9 +348,9 @@ class TwoSidedFrame(DataFrame):
             return self._shadow_class.of_plan(self._plain)
         own = self._own_rows
         assert own is not None
-        chain = own.chain
-        if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
-            return self._shadow_class.of_plan(chain.origin.source)
+        chain, plain = own.chain, _plain_source(own.chain)
+        if plain is not None:
+            return self._shadow_class.of_plan(plain)
         return self._shadow_class(
             functools.partial(empty_twin, chain.context, chain.schema), base=next_base()
         )
@@ -416,6 +420,12 @@ class _PendingCall:
     def make(self) -> None:
         """Make the call in Python. Raises `UsageError` if Python refuses it."""
         self.made = self._call(self.source)
+
+
+def _plain_source(chain: Chain) -> DataFrame | None:
+    """Return the DataFrame that a chain is, if it is nothing else."""
+    origin = chain.origin
+    return origin.source if isinstance(origin, DataFrameOrigin) and not chain.steps else None
 
 
 def _translation(timezone: str) -> ArrowTranslation:

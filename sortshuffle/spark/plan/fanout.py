@@ -23,14 +23,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.plan.chain import Branch, Chain, MapStage, ShuffleDependency
 from sortshuffle.spark.plan.coalescing import coalesced, ends_of
 from sortshuffle.spark.plan.staging import plan_stage
-from sortshuffle.spark.session.classic_planner import rdd_of
 from sortshuffle.spark.session.planner import ControlRows
 from sortshuffle.spark.worker.map_output import WriteExchange, WriteExchanges
 from sortshuffle.spark.worker.stages import PerBatchStep, Step
@@ -168,12 +167,14 @@ def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[Control
     context = chain.context
     control = context.planner.control(rows, sizes, label)
     for exchange, control_rows in zip(exchanges, control, strict=True):
-        context.services.remember(context.spark_context(), exchange.number, partial(_rdd_of, control_rows))
+        context.services.remember(
+            context.spark_context(), exchange.number, partial(_shuffle_of, control_rows)
+        )
     return control
 
 
-def _rdd_of(control: ControlRows) -> Any:
-    return rdd_of(control.rows)
+def _shuffle_of(control: ControlRows) -> int | None:
+    return None if control.shuffle is None else control.shuffle.number
 
 
 def _common_steps(chains: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:

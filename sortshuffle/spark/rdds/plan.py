@@ -39,6 +39,7 @@ from sortshuffle.spark.rdds.steps import Step
 from sortshuffle.spark.rdds.together import ReadPassed, ReadRecordsTogether, RecordInput
 from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
 from sortshuffle.spark.session import shared_storage
+from sortshuffle.spark.session.control_shuffles import shuffle_before
 from sortshuffle.spark.session.requirements import (
     check_workers,
     context_settings,
@@ -392,5 +393,5 @@ class RecordExchange:
         )
         context = chain.context
         jvm: Any = control._jrdd
-        context.services.remember(context.spark, self.number, jvm.rdd)
+        context.services.remember(context.spark, self.number, lambda: shuffle_before(jvm.rdd()))
         return control

@@ -48,12 +48,12 @@ _first: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # when each SparkCo
 
 
 class ControlShuffle:
-    """A shuffle of control rows."""
+    """A shuffle of control rows. ``number``: Spark's, in the SparkContext ``context``."""
 
-    __slots__ = ("__weakref__", "_finalizer")
+    __slots__ = ("__weakref__", "_finalizer", "number")
 
     def __init__(self, context: Any, number: int) -> None:
-        """Note Spark's ``number`` of the shuffle in the SparkContext ``context``."""
+        self.number = number
         _first.setdefault(context, time.monotonic())
         self._finalizer = finalize(self, _add, _unused.setdefault(context, deque()), number)
         self._finalizer.atexit = False  # the application ends, and Spark removes everything
@@ -68,10 +68,7 @@ def _add(unused: deque[tuple[int, float]], number: int) -> None:
 
 
 def control_shuffle(context: Any, rdd: Any) -> ControlShuffle | None:
-    """Return the last shuffle before ``rdd``, an RDD of the JVM; None if there is none, or if the application
-    wants nothing removed (``spark.cleaner.referenceTracking``)."""
-    if context._jsc.sc().cleaner().isEmpty():
-        return None
+    """Return the last shuffle before ``rdd``, an RDD of the JVM; None if there is none."""
     number = shuffle_before(rdd)
     return None if number is None else ControlShuffle(context, number)
 
@@ -86,6 +83,14 @@ def shuffle_before(rdd: Any) -> int | None:
         if str(dependency.getClass().getSimpleName()) == "ShuffleDependency":
             return int(dependency.shuffleId())
         rdd = dependency.rdd()
+
+
+def shuffles_of_spark(context: Any) -> set[int]:
+    """Return the numbers of the shuffles that Spark's driver has."""
+    # not through SparkEnv: Py4J would load all classes that it mentions, and Spark lacks one of them
+    tracker = context._jsc.sc().taskScheduler().mapOutputTracker()
+    there = str(tracker.shuffleStatuses().keySet().mkString(","))  # one call for all of them
+    return set(map(int, filter(None, there.split(","))))
 
 
 def remove_unused(context: Any) -> None:
@@ -112,10 +117,10 @@ def remove_unused(context: Any) -> None:
 def _remove(spark: Any, number: int) -> bool:
     """Ask Spark, the JVM's SparkContext, to remove a shuffle. Returns False if a running job reads it. The
     scheduler's map is read outside of its thread, so this is not certain."""
-    scheduler = spark.dagScheduler()
-    if scheduler is None:
-        return True  # the JVM's context was stopped
+    scheduler, cleaner = spark.dagScheduler(), spark.cleaner()
+    if scheduler is None or cleaner.isEmpty():
+        return True  # the JVM's context was stopped, or removes nothing (``spark.cleaner.referenceTracking``)
     if scheduler.shuffleIdToMapStage().contains(number):
         return False
-    spark.cleaner().get().doCleanupShuffle(number, False)
+    cleaner.get().doCleanupShuffle(number, False)
     return True

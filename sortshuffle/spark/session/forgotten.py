@@ -1,10 +1,9 @@
 """The driver's record of exchanges that Spark has forgotten (`homes.forgotten_exchanges`).
 
 Spark's `ContextCleaner` forgets a shuffle when no frame, RDD or running job on the driver refers to it, or
-when `control_shuffles` asks it to. Then
-no task reads its control rows, and no task that wrote them runs again. An exchange is forgotten if Spark once
-had its shuffle of control rows, and no longer has it. An exchange whose shuffle Spark has not had yet may
-still run.
+when `control_shuffles` asks it to. Then no task reads its control rows, and no task that wrote them runs
+again. An exchange is forgotten if Spark once had its shuffle of control rows, and no longer has it. An
+exchange whose shuffle Spark has not had yet may still run.
 
 This is used only with external services, and not over Spark Connect, where there is no adoption.
 """
@@ -12,10 +11,9 @@ This is used only with external services, and not over Spark Connect, where ther
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from typing import Any
 
-from sortshuffle.spark.session.control_shuffles import shuffle_before
+from sortshuffle.spark.session.control_shuffles import shuffles_of_spark
 
 MOST_FORGOTTEN = 4096  # exchanges to keep, the last ones: they add a few KiB to every stage
 
@@ -25,12 +23,10 @@ _seen: dict[str, set[int]] = {}  # their shuffles that Spark has had
 _forgotten: dict[str, list[int]] = {}  # exchanges, in the order in which they were found to be forgotten
 
 
-def remember(context: Any, exchange: int, rdd: Any) -> None:
-    """Note that the last shuffle before ``rdd``, an RDD of the JVM, moves this exchange's control rows."""
-    shuffle = shuffle_before(rdd)
-    if shuffle is not None:
-        with _lock:
-            _shuffles.setdefault(context.applicationId, {})[exchange] = shuffle
+def remember(context: Any, exchange: int, shuffle: int) -> None:
+    """Note that Spark's shuffle of this number moves this exchange's control rows."""
+    with _lock:
+        _shuffles.setdefault(context.applicationId, {})[exchange] = shuffle
 
 
 def forgotten(context: Any) -> tuple[int, ...]:
@@ -40,7 +36,7 @@ def forgotten(context: Any) -> tuple[int, ...]:
         known, seen = _shuffles.get(application, {}), _seen.setdefault(application, set())
         result = _forgotten.setdefault(application, [])
         if known:
-            there = _shuffles_of_spark(context, set(known.values()))
+            there = shuffles_of_spark(context).intersection(known.values())
             gone = [each for each, shuffle in known.items() if shuffle in seen and shuffle not in there]
             seen.intersection_update(known.values())
             seen.update(there)
@@ -49,11 +45,3 @@ def forgotten(context: Any) -> tuple[int, ...]:
             for exchange in gone:
                 del known[exchange]
         return tuple(result)
-
-
-def _shuffles_of_spark(context: Any, shuffles: Iterable[int]) -> set[int]:
-    """Return those of the shuffles that Spark's driver has."""
-    # not through SparkEnv: Py4J would load all classes that it mentions, and Spark lacks one of them
-    tracker = context._jsc.sc().taskScheduler().mapOutputTracker()
-    there = str(tracker.shuffleStatuses().keySet().mkString(","))  # one call for all of them
-    return set(shuffles).intersection(map(int, filter(None, there.split(","))))

@@ -24,7 +24,7 @@ from sortshuffle.spark.session.control_shuffles import ControlShuffle
 class ControlRows:
     """The control rows of one exchange. ``rows``: before or after Spark's shuffle; only the planner that made
     them knows which. ``subpartitions``: number of subpartitions in the exchange. ``shuffle``: what is removed
-    when no exchange has it; None if Spark alone decides."""
+    when no exchange has it; None over Spark Connect."""
 
     rows: DataFrame
     subpartitions: int

@@ -122,10 +122,11 @@ class ServiceSettings:
         known = replace(self, driver=driver_name(os.getpid()), forgotten=forgotten(context))
         return known if is_indeterminate() else replace(known, adopts=True, hosts=_executor_hosts(context))
 
-    def remember(self, context: Any, exchange: int, rdd: Callable[[], Any]) -> None:
-        """Note that an exchange was planned. ``rdd``: makes the JVM's RDD of its control rows."""
-        if self.mode is Mode.EXTERNAL and context is not None:
-            remember(context, exchange, rdd())
+    def remember(self, context: Any, exchange: int, shuffle: Callable[[], int | None]) -> None:
+        """Note that an exchange was planned. ``shuffle``: returns the number of Spark's shuffle that moves
+        its control rows."""
+        if self.mode is Mode.EXTERNAL and context is not None and (number := shuffle()) is not None:
+            remember(context, exchange, number)
 
 
 NO_SERVICE = ServiceSettings()

@@ -19,8 +19,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 import sortshuffle
 from sortshuffle.homes.janitor import is_running
 from sortshuffle.spark.session import control_shuffles
-from sortshuffle.spark.session.classic_planner import rdd_of
-from sortshuffle.spark.session.control_shuffles import remove_unused, shuffle_before
+from sortshuffle.spark.session.control_shuffles import remove_unused, shuffles_of_spark
 
 ROWS = 200
 
@@ -39,14 +38,11 @@ def exchanged(spark: SparkSession) -> Any:
 def shuffle_of(frame: Any) -> int:
     """Spark's number of the shuffle that the last exchange of a frame goes through."""
     *_, exchange = frame._own_rows.chain.exchanges()
-    number = shuffle_before(rdd_of(exchange.control()))
-    assert number is not None
-    return number
+    return int(exchange.control_rows().shuffle.number)
 
 
 def shuffles(spark: SparkSession) -> set[int]:
-    tracker = spark.sparkContext._jsc.sc().taskScheduler().mapOutputTracker()
-    return set(map(int, filter(None, str(tracker.shuffleStatuses().keySet().mkString(",")).split(","))))
+    return shuffles_of_spark(spark.sparkContext)
 
 
 def shuffles_that_stay(spark: SparkSession) -> set[int]:
@@ -239,7 +235,7 @@ def test_an_unused_frame_that_never_ran_is_no_matter(spark: SparkSession) -> Non
 def test_an_application_may_want_nothing_removed_and_the_next_one_has_numbers_of_its_own() -> None:
     """The second one holds its first frame. A frame of the first one, whose shuffle had the same number, goes
     only then."""
-    found = run_job(Path(__file__).parents[1] / "jobs" / "two_applications.py")
+    found = run_job(Path(__file__).parents[1] / "jobs" / "three_applications.py")
     assert found["nothing removed"] == [[0], [0, 1], [0, 1, 2]]
     assert found["removed"] == [[0], [0, 1], [0, 2]]
     assert found["the next one"] == [[0], [0, 1], [0, 2]]

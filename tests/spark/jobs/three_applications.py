@@ -2,7 +2,7 @@
 remove nothing. The others hold the frame of their first exchange: the second one until the third has one of
 the same number. Prints as JSON the shuffles of control rows that Spark has after each exchange.
 
-    python two_applications.py
+    python three_applications.py
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def exchanged(spark: Any) -> Any:
 
 
 def shuffles(spark: Any) -> list[int]:
-    tracker = spark.sparkContext._jsc.sc().taskScheduler().mapOutputTracker()
-    return sorted(map(int, filter(None, str(tracker.shuffleStatuses().keySet().mkString(",")).split(","))))
+    return sorted(control_shuffles.shuffles_of_spark(spark.sparkContext))
 
 
 def main() -> None:
