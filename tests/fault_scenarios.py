@@ -44,7 +44,7 @@ from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ShuffleService
 from sortshuffle.service.wire.protocol import MapOutputAddress
-from sortshuffle.storage.files import urls
+from sortshuffle.storage.files import spare_files, urls
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import (
     DATA_SUFFIX,
@@ -99,6 +99,14 @@ def write(directory: str, prepared: str) -> str:
     finally:
         assert output.budget.used == 0
     return ""
+
+
+def write_over(directory: str, prepared: str) -> str:
+    """The same, over a spare file that is longer."""
+    spares = Path(home_in(directory)) / spare_files.DIRECTORY
+    spares.mkdir()
+    (spares / f"old{spare_files.SUFFIX}").write_bytes(b"old " * 100 * KIB)
+    return write(directory, prepared)
 
 
 def abandon(directory: str, prepared: str) -> str:
@@ -208,6 +216,22 @@ def sweep(directory: str, prepared: str) -> str:
     for _ in range(2):
         janitor._tidy(home, owner, listings, whole=True)
     return str(sorted(os.listdir(home)))
+
+
+def drop(directory: str, prepared: str) -> str:
+    """A janitor sees Spark drop what it knew, and keeps the data file as a spare."""
+    owner = _owner(directory, prepared)
+    home = swept_home(directory, owner)
+    data_path = PartitionedFile.named(home, 3, 17, KNOWN).data_path
+    os.truncate(data_path, spare_files.SMALLEST)
+    times = itertools.count()
+    listings = HomeListings(lambda: float(next(times)))
+    janitor._look(home, owner, listings)
+    os.unlink(Path(directory) / "spark" / "00" / f"shuffle_0_{KNOWN}_0.index")
+    for _ in range(3):
+        janitor._look(home, owner, listings)
+        janitor._trim_spares(home)
+    return ""
 
 
 def janitor_at_the_end(directory: str, prepared: str) -> str:
@@ -396,10 +420,12 @@ PART = 5 << 20  # two of them are more than one part of an upload
 
 SCENARIOS: dict[str, Callable[[str, str], str]] = {
     "write": write,
+    "write over": write_over,
     "abandon": abandon,
     "read": read,
     "merge": merge,
     "sweep": sweep,
+    "drop": drop,
     "janitor": janitor_at_the_end,
     "service": service,
     "killed service": killed_service,
@@ -411,6 +437,7 @@ PREPARED: dict[str, Callable[[str], None]] = {
     "read": make_outputs,
     "merge": make_outputs,
     "sweep": make_owner,
+    "drop": make_owner,
     "janitor": make_owner,
     "service": make_served,
     "killed service": make_served,

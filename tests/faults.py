@@ -56,6 +56,8 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "preadv": ("EIO", SHORT),
     "write": ("ENOSPC", "EIO", SHORT),
     "writev": ("ENOSPC", "EIO", SHORT),
+    "lseek": ("EIO",),
+    "ftruncate": ("EIO", "ENOSPC"),
     "fstat": ("EIO",),
     "flock": ("ENOLCK",),
     "fcntl": ("EINVAL",),

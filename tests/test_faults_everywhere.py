@@ -12,7 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from sortshuffle import calls
 from sortshuffle.homes import janitor, lifetime
 from sortshuffle.homes.home_failures import MARKER_FILE
 from sortshuffle.homes.owner import HOME_ROOT, OWNER_FILE, Owner
+from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
 from sortshuffle.storage.stored.stored_cleaning import remove_remains
 
@@ -189,6 +190,9 @@ def files_left(directory: Path, ended_well: bool) -> list[str]:
         lifetime.sweep_partials(str(home), later)
         for file in lifetime.dead_outputs(str(home), owner, later):
             file.delete()
+        spare_files.trim(str(home), later)
+        with suppress(OSError):  # it is left if it is not empty
+            os.rmdir(home / spare_files.DIRECTORY)
         # these are the home's own, and go with it; so does an owner's file that was not yet in place
         own = (OWNER_FILE, MARKER_FILE, janitor.LOCK_FILE)
         names = {name for name in os.listdir(home) if not name.startswith(own)}
@@ -245,10 +249,12 @@ def names_of(sites: tuple[Site, ...]) -> set[str]:
     ("scenario", "left", "calls"),
     [
         ("write", written, {"open", "flock", "writev", "rename", "close"}),
+        ("write over", written, {"open", "flock", "rename", "writev", "lseek", "ftruncate", "close"}),
         ("abandon", files_left, {"open", "flock", "writev", "unlink", "close"}),
         ("read", files_left, {"open", "pread", "preadv", "fstat", "close"}),
         ("merge", files_left, {"open", "writev", "preadv", "rename", "unlink", "close"}),
         ("sweep", swept, {"listdir", "lstat", "open", "flock", "close", "unlink"}),
+        ("drop", files_left, {"mkdir", "rename", "open", "fstat", "fcntl", "statvfs", "unlink", "listdir"}),
         ("janitor", swept, {"open_file", "listdir", "flock", "unlink", "rmtree", "rmdir"}),
         ("service", files_left, {"accept", "recv", "sendmsg", "recv_into", "sendall", "preadv", "listdir"}),
         ("manager", files_left, {"accept", "recv_into", "sendmsg", "memfd_create", "writev", "rename"}),

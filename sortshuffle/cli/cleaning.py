@@ -35,6 +35,7 @@ from sortshuffle.homes.janitor import LOCK_FILE
 from sortshuffle.homes.lifetime import dead_outputs, dead_partials, finished_outputs, remove_home
 from sortshuffle.homes.owner import HOME_ROOT, NAME_DIGEST_BYTES, OWNER_FILE, SILENT_FILE, Owner
 from sortshuffle.homes.processes import process_start
+from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
 
@@ -132,7 +133,7 @@ class _Home:
         return _Home(
             path,
             owner,
-            sum(each.st_size for each in found.values()),
+            sum(each.st_size for each in found.values()) + spare_files.bytes_of(path),
             max([changed, *(each.st_mtime for each in found.values())]),
             next((name for name in sorted(found) if not _is_ours(name, found[name])), None),
             any(is_locked(os.path.join(path, name)) for name in found if not name.startswith(OWNER_FILE)),
@@ -141,6 +142,8 @@ class _Home:
 
 
 def _is_ours(name: str, status: os.stat_result) -> bool:
+    if name == spare_files.DIRECTORY:
+        return stat.S_ISDIR(status.st_mode)
     named_so = name.startswith((OWNER_FILE, SILENT_FILE, forgotten_exchanges.PREFIX))
     named_so = named_so or name in (LOCK_FILE, MARKER_FILE)
     named_so = named_so or PartitionedFile.of(name) is not None

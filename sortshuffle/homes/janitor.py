@@ -11,7 +11,8 @@ unfinished files; and an executor that dies by SIGKILL leaves all its files. The
 * Every second a janitor removes unfinished files without a writer; every five seconds, finished files that
   Spark does not know and that are older than the grace time. Four times a second it looks which ones Spark
   knows. If Spark's file of a task attempt is missing at two looks, the janitor removes the attempt's map
-  outputs; after five seconds, if they outlive the executor.
+  outputs; after five seconds, if they outlive the executor. Their data files may become spares
+  (`storage.files.spare_files`), which the janitor looks at every second.
 * When the executor ends, the janitor deletes the homes and ends itself, within two seconds. If files are
   kept, or outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
 * If Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,
@@ -45,6 +46,7 @@ from sortshuffle.homes.lifetime import (
     sweep_partials,
 )
 from sortshuffle.homes.owner import Owner
+from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
 from sortshuffle.storage.files.presence import is_gone, is_locked
@@ -145,6 +147,7 @@ def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
     while any(not is_gone(home) and owner.is_live() for home, owner in owners.items()):
         for home, owner in owners.items():
             _tidy(home, owner, listings, whole=tick % TICKS_PER_SWEEP == 0)
+            _trim_spares(home)
         tick += 1
         for _ in range(LOOKS_PER_TICK):
             time.sleep(TICK / LOOKS_PER_TICK)
@@ -252,10 +255,18 @@ def _tidy(home: str, owner: Owner, listings: HomeListings, whole: bool) -> None:
         pass  # the next look tries again; a janitor that ended here would leave all files
 
 
+def _trim_spares(home: str) -> None:
+    try:
+        spare_files.trim(home, time.time())
+    except OSError:
+        pass  # the next look tries again
+
+
 def _clear(home: str, owner: Owner) -> None:
     for _ in range(TRIES):  # the executor's last workers may still be writing
         try:
             if owner.keep or owner.outlived:
+                spare_files.trim(home, float("inf"))
                 sweep_partials(home, float("inf"))
                 if not any(name.endswith(PARTIAL_SUFFIX) for name in calls.listdir(home)):
                     return

@@ -30,8 +30,10 @@ from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.homes.home_listings import HomeListings
 from sortshuffle.homes.owner import HOME_ROOT, OWNER_FILE, Owner
+from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
+from sortshuffle.storage.files.spare_files import SpareKeeper
 
 BLOCKS = "blockmgr-*"  # an executor's local directories, in those that Spark makes for the application
 # seconds; a file is created before it is locked, and renamed before it is unlocked. Both take microseconds,
@@ -112,9 +114,9 @@ def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list
 
 
 def sweep_dropped(home: str, owner: Owner, listings: HomeListings) -> list[str]:
-    """Delete `dropped_outputs`; return their base paths. Raises OSError; a file that cannot be deleted keeps
-    no other."""
-    return _delete(dropped_outputs(home, owner, time.time(), listings), PartitionedFile.delete)
+    """Delete `dropped_outputs`, or keep their data files as spares; return their base paths. Raises OSError;
+    a file that cannot be deleted keeps no other."""
+    return _delete(dropped_outputs(home, owner, time.time(), listings), SpareKeeper(home).keep)
 
 
 def sweep_partials(home: str, now: float, listings: HomeListings | None = None) -> list[str]:
@@ -152,6 +154,7 @@ def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
                 is_left = is_left or not owner.is_host_known
                 continue
             sweep(home, owner, listings)
+            spare_files.trim(home, float("inf"))  # there are no writers any more
             # kept listings may be stale, so list again before a deletion
             if not listings.has_finished(home) and not HomeListings().has_finished(home):
                 remove_home(home)

@@ -357,6 +357,25 @@ def test_a_home_with_foreign_files_stays(tmp_path: Path, ended: tuple[int, int])
         assert (path / "exchange-3-map-0-attempt-100.data").exists()
 
 
+def test_spare_files_go_with_their_home(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    (path / "spares").mkdir()
+    (path / "spares" / "exchange-3-map-0-attempt-1.spare").write_bytes(bytes(5 << 20))
+    found = run("clean", "--dry-run", tmp_path).stdout
+    assert "5.0 MiB" in found
+    run("clean", tmp_path)
+    assert not path.exists()
+
+
+def test_a_file_that_has_the_name_of_the_spares_directory_is_foreign(
+    tmp_path: Path, ended: tuple[int, int]
+) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    (path / "spares").touch()
+    assert "'spares' in it is not sortshuffle's" in run("clean", tmp_path).stdout
+    assert path.exists()
+
+
 def test_directories_that_only_look_like_homes_stay(tmp_path: Path) -> None:
     for name in (
         "sortshuffle/tests/cli",

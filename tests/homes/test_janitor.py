@@ -24,6 +24,7 @@ from sortshuffle.homes import janitor
 from sortshuffle.homes.home_listings import HomeListings
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
+from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_locked
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -174,6 +175,51 @@ def test_while_the_executor_lives_it_deletes_what_is_dead_and_nothing_else(execu
             "exchange-3-map-17-attempt-5.index.partial",
         ]
         writer.finish(WRITER)
+
+
+def test_what_spark_drops_becomes_a_spare_that_later_goes(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = executor.homes[0]
+    control = executor.local[0] / "0c" / "shuffle_5_1_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    file = write_pair(home, Pair(2), attempt=1)
+    os.truncate(file.data_path, spare_files.SMALLEST)
+    spare = os.path.join(home, "spares", "exchange-3-map-17-attempt-1.spare")
+    clock = iter(range(1000))
+    listings = HomeListings(lambda: float(next(clock)))
+    janitor._look(home, executor.owner, listings)
+    control.unlink()
+    for _ in range(3):
+        janitor._look(home, executor.owner, listings)
+    assert pairs(home) == []
+    assert os.path.getsize(spare) == spare_files.SMALLEST
+    with janitor_of(home):
+        eventually(lambda: is_attended(home), "the janitor takes its lock")
+        assert os.path.exists(spare)
+    monkeypatch.setattr(spare_files, "UNUSED_FOR", -1.0)
+    janitor._trim_spares(home)
+    assert not os.path.exists(spare)
+
+
+@pytest.mark.parametrize("how", ["keep", "outlived", "served_by_spark"])
+def test_an_executor_that_ends_leaves_no_spares(executor: Executor, how: str) -> None:
+    home = executor.homes[0]
+    replace(executor.owner, **{how: True}).write(home)
+    control = executor.local[0] / "0c" / "shuffle_5_1_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    write_pair(home, Pair(2), attempt=1)
+    spares = Path(home) / "spares"
+    spares.mkdir()
+    (spares / "exchange-3-map-17-attempt-2.spare").touch()
+    with janitor_of(home):
+        eventually(lambda: is_attended(home), "the janitor takes its lock")
+        assert len(names(spares)) == 1
+        executor.end()
+        eventually(lambda: not names(spares), "the spare goes")
+    assert len(pairs(home)) == 2
 
 
 def test_between_two_looks_that_decide_there_is_time(

@@ -4,7 +4,8 @@
                                            --discard--> nothing is left
 
 On a local disk the data file stays locked until the index has its name. A ``.partial`` without a lock belongs
-to a dead task, and anyone may delete it (`homes.lifetime`). A directory that all hosts have mounted
+to a dead task, and anyone may delete it (`homes.lifetime`). If the directory has spare files
+(`storage.files.spare_files`), the new data file is written over one. A directory that all hosts have mounted
 (``file:///mount``) has no janitor and needs no lock. There the last bytes reach the server when a file is
 closed, and the close fails if the server has no room: so the files are closed before they get their names.
 
@@ -23,6 +24,7 @@ from typing import NoReturn
 from sortshuffle import calls
 from sortshuffle.errors import FileAccessError, OutOfDiskError
 from sortshuffle.format.checksum import BytesLike
+from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.private import make_private
 
@@ -42,7 +44,7 @@ class LocalPair:
             directory = os.path.dirname(file.base)
             with _failing_at(directory):
                 make_private(directory)
-        self._data, self._index = _create_pair(file, locked=not mounted)
+        self._data, self._index, self._is_reused = _create_pair(file, locked=not mounted)
 
     def append_data(self, pieces: Sequence[BytesLike]) -> None:
         """Append the pieces in one gathered write, or in several beyond `IOV_MAX` pieces."""
@@ -55,6 +57,8 @@ class LocalPair:
         """Give both files their names, the index last: an index means a complete pair."""
         if self._mounted:
             self._close()
+        if self._is_reused:
+            self._cut_off_old_bytes()
         # a rename may fail too: a full disk may have no room for the directory entry
         for path, name in (
             (self._file.partial_data_path, self._file.data_path),
@@ -63,6 +67,11 @@ class LocalPair:
             with _failing_at(path):
                 calls.rename(path, name)
         self._close()
+
+    def _cut_off_old_bytes(self) -> None:
+        """Remove what a spare file had behind the last byte that was appended."""
+        with _failing_at(self._file.partial_data_path):
+            calls.ftruncate(self._data, calls.lseek(self._data, 0, os.SEEK_CUR))
 
     def discard(self) -> None:
         """Delete both files. Ignores errors: the task has failed already, and its own error must be seen. A
@@ -81,16 +90,18 @@ class LocalPair:
             _close(index, self._file.partial_index_path)
 
 
-def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
-    """Create both files and return their descriptors. On an error, no file and no descriptor is left."""
-    _expect_nothing_at(file.data_path)
-    _expect_nothing_at(file.index_path)
-    data = _create(file.partial_data_path)
+def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int, bool]:
+    """Create both files. Return their descriptors, and whether the data file is a spare, with old bytes. On
+    an error, no file and no descriptor is left."""
+    for path in (file.data_path, file.index_path, file.partial_data_path):
+        _expect_nothing_at(path)
+    spare = _reuse_spare(file) if locked else None
+    data = _create(file.partial_data_path) if spare is None else spare
     try:
-        if locked:
+        if locked and spare is None:
             with _failing_at(file.partial_data_path):
                 calls.flock(data, fcntl.LOCK_EX)
-        return data, _create(file.partial_index_path)
+        return data, _create(file.partial_index_path), spare is not None
     except BaseException:
         with suppress(OSError):
             calls.unlink(file.partial_data_path)
@@ -99,8 +110,12 @@ def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
         raise
 
 
+def _reuse_spare(file: PartitionedFile) -> int | None:
+    return spare_files.reuse(os.path.dirname(file.base), file.partial_data_path, turn=file.attempt or 0)
+
+
 def _expect_nothing_at(path: str) -> None:
-    """Raise FileExistsError if a finished file is there. (``lexists`` hides errors as "not there".)"""
+    """Raise FileExistsError if a file is there. (``lexists`` hides errors as "not there".)"""
     try:
         with _failing_at(path):
             calls.lstat(path)

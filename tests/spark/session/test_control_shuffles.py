@@ -14,6 +14,7 @@ import pytest
 from engine import eventually
 from job_process import run_job
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.classic.dataframe import DataFrame
 
 import sortshuffle
@@ -87,6 +88,32 @@ def test_the_map_outputs_of_unused_shuffles_are_deleted(spark: SparkSession, tmp
 
     assert not are_deleted()
     eventually(are_deleted, "the janitor deletes the map outputs")
+
+
+def test_map_outputs_are_written_over_those_of_unused_shuffles(spark: SparkSession, tmp_path: Path) -> None:
+    rows = 400_000  # with random doubles, so that each file is worth keeping
+    source = spark.range(0, rows, 1, 2).withColumn("v", sf.rand(7)).localCheckpoint()
+    expected = source.agg(sf.sum("id"), sf.count("v")).collect()
+
+    def sums() -> Any:
+        return sortshuffle.frame(source).repartition(3, "id").agg(sf.sum("id"), sf.count("v")).collect()
+
+    def spares() -> set[str]:
+        return {path.name for path in tmp_path.glob("**/spares/*.spare")}
+
+    def are_kept() -> bool:
+        shuffles_that_stay(spark)
+        return bool(spares())
+
+    spark.conf.set("spark.sortshuffle.dir", str(tmp_path))
+    try:
+        assert sums() == expected
+        eventually(are_kept, "the janitor keeps the data files")
+        before = spares()
+        assert sums() == expected
+        assert not before <= spares()
+    finally:
+        spark.conf.unset("spark.sortshuffle.dir")
 
 
 def test_a_shuffle_stays_for_a_while(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,201 @@
+"""Spare files: the data files of dead map outputs, which new map outputs are written over.
+
+A new file gets its memory from the system page by page, and a deleted file gives it back. That takes longer
+than the copy into a page that is there already: docs/decisions/storage.md has the figures.
+
+    data file of a dead output --keep (janitor)--> DIRECTORY/spares/NAME.spare --reuse (a writer)--> .partial
+                                                                               --trim (janitor)--> deleted
+
+Rules
+* A file becomes a spare only if no process has it open and it has one name: a reader that still has it open,
+  or a hard link, would show the new bytes as the old ones. The kernel answers that (a write lease), after the
+  file has lost its old name, so no process can open it later.
+* A writer locks a spare before the file becomes its own ``.partial``. Of two writers, one gets it.
+* A writer begins at the file's start, and `LocalPair.commit` cuts off what is left behind the new end.
+* Spares take little of the disk and of memory (`_most_bytes`), and are deleted if nobody wants them
+  (`UNUSED_FOR`). The janitor alone adds and deletes them.
+
+Where the system has no leases, no file becomes a spare. Only the standard library is imported here: the
+janitor must stay small.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sortshuffle import calls
+from sortshuffle.storage.files.descriptors import close_after_reading
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_gone
+from sortshuffle.storage.files.private import MODE
+
+DIRECTORY = "spares"  # in a home
+SUFFIX = ".spare"
+SMALLEST = 1 << 20  # bytes; a smaller file costs as much to reuse as to make
+# Spares may take this part of the free disk, so that they never fill it; and this part of the machine's
+# memory, because a file that is not in the page cache is no quicker to write over
+PART_OF_FREE = 8
+PART_OF_MEMORY = 8
+UNUSED_FOR = 60.0  # seconds until a spare is deleted: the next job of a session has usually come by then
+TRIES = 4  # spares that a writer tries: other writers may get them first
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """``since``: when it became a spare, in seconds since 1970."""
+
+    path: str
+    bytes: int
+    since: float
+
+
+class SpareKeeper:
+    """Keeps the data files of one home's dead outputs, as far as there is room. For one sweep."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._directory = os.path.join(home, DIRECTORY)
+        self._room: int | None = None  # bytes; not known before the first file
+
+    def keep(self, file: PartitionedFile) -> None:
+        """Remove a dead pair, and keep its data file as a spare if that is possible. Raises OSError for what
+        cannot be removed."""
+        size = _size(file.data_path)
+        if size >= SMALLEST and self._room_left() >= size:
+            # the index first, as in `PartitionedFile.delete`: half a pair never looks complete
+            with suppress(OSError):
+                calls.unlink(file.index_path)
+            if is_gone(file.index_path) and self._is_kept(file):
+                self._room = self._room_left() - size
+        file.delete()
+
+    def _room_left(self) -> int:
+        if self._room is None:
+            try:
+                self._room = _most_bytes(self._home) - bytes_of(self._home)
+            except OSError:
+                self._room = 0
+        return self._room
+
+    def _is_kept(self, file: PartitionedFile) -> bool:
+        """Move a data file out of its readers' sight, and make it a spare if none of them has it open."""
+        place = os.path.join(self._directory, os.path.basename(file.base))
+        try:
+            with suppress(FileExistsError):
+                calls.mkdir(self._directory, MODE)
+            calls.rename(file.data_path, place)
+        except OSError:
+            return False
+        try:
+            if _is_unshared(place):
+                calls.rename(place, place + SUFFIX)
+                return True
+            calls.unlink(place)
+        except OSError:
+            pass  # `trim` deletes it
+        return False
+
+
+def bytes_of(home: str) -> int:
+    """Return the bytes of a home's spares. Raises OSError."""
+    return sum(spare.bytes for spare in _spares(os.path.join(home, DIRECTORY)))
+
+
+def trim(home: str, now: float) -> None:
+    """Delete the spares of a home that nobody has wanted for long, and the oldest if there is not enough
+    room. ``now``: seconds since 1970; infinite to delete all. Raises OSError if they cannot be looked at; one
+    that cannot be deleted keeps no other."""
+    newest_first = sorted(_spares(os.path.join(home, DIRECTORY)), key=lambda spare: -spare.since)
+    room = _most_bytes(home) if newest_first else 0
+    for spare in newest_first:
+        room -= spare.bytes
+        if room < 0 or now - spare.since > UNUSED_FOR:
+            with suppress(OSError):  # a writer has it now, or the next look tries again
+                calls.unlink(spare.path)
+
+
+def reuse(directory: str, path: str, turn: int) -> int | None:
+    """Give a spare of a home the name ``path``. Return a descriptor that holds its lock, for writing from its
+    start; None if there is no spare that can be had. ``turn``: any number, so that writers which begin
+    together try different ones."""
+    spares = os.path.join(directory, DIRECTORY)
+    try:
+        names = [name for name in calls.listdir(spares) if name.endswith(SUFFIX)]
+    except OSError:
+        return None
+    start = turn % len(names) if names else 0
+    for name in [*names[start:], *names[:start]][:TRIES]:
+        descriptor = _taken_over(os.path.join(spares, name), path)
+        if descriptor is not None:
+            return descriptor
+    return None
+
+
+def _taken_over(spare: str, path: str) -> int | None:
+    """Do that for one spare. A writer that opened it before another one renamed it does not find its name."""
+    try:
+        descriptor = calls.open(spare, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        calls.rename(spare, path)
+    except OSError:
+        close_after_reading(descriptor)
+        return None
+    return descriptor
+
+
+def _is_unshared(path: str) -> bool:
+    """Return whether the file has one name, and no process has it open; False on an error."""
+    try:
+        descriptor = calls.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if calls.fstat(descriptor).st_nlink > 1:
+            return False
+        # A process that opened the file now would make the kernel send a signal: name one that is ignored
+        calls.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        calls.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # fails if another process has it open
+        calls.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        close_after_reading(descriptor)
+    return True
+
+
+def _spares(directory: str) -> Iterator[_Spare]:
+    """Yield the spares of a directory, and what an interrupted `SpareKeeper` left there. Raises OSError."""
+    try:
+        names = calls.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            found = calls.lstat(path)
+        except OSError:
+            continue  # a writer has it now, or the next look tries again
+        yield _Spare(path, found.st_size, found.st_ctime)  # a rename changes the ctime
+
+
+def _size(path: str) -> int:
+    """Return a file's bytes; 0 if the system gives an error."""
+    try:
+        return calls.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def _most_bytes(home: str) -> int:
+    """Return how many bytes a home's spares may take now. Raises OSError."""
+    space = calls.statvfs(home)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(space.f_bavail * space.f_frsize // PART_OF_FREE, memory // PART_OF_MEMORY)
