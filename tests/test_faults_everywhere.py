@@ -249,7 +249,11 @@ def names_of(sites: tuple[Site, ...]) -> set[str]:
     ("scenario", "left", "calls"),
     [
         ("write", written, {"open", "flock", "writev", "rename", "close"}),
-        ("write over", written, {"open", "flock", "rename", "writev", "lseek", "ftruncate", "close"}),
+        (
+            "write over",
+            written,
+            {"open", "flock", "rename", "writev", "lseek", "ftruncate", "write", "close"},
+        ),
         ("abandon", files_left, {"open", "flock", "writev", "unlink", "close"}),
         ("read", files_left, {"open", "pread", "preadv", "fstat", "close"}),
         ("merge", files_left, {"open", "writev", "preadv", "rename", "unlink", "close"}),

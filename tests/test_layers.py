@@ -325,8 +325,8 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 HARMLESS = {
     "os": {
         "DirEntry", "PathLike", "_exit", "cpu_count", "environ", "fspath", "getpgid", "getpid", "getppid",
-        "geteuid", "getuid", "kill", "path", "pathsep", "sep", "stat_result", "strerror", "sysconf",
-        "register_at_fork", "urandom",
+        "geteuid", "getuid", "kill", "major", "minor", "path", "pathsep", "sep", "stat_result",
+        "strerror", "sysconf", "register_at_fork", "urandom",
     },
     "os.path": {
         "abspath", "basename", "commonpath", "dirname", "isabs", "join", "normpath", "relpath", "samestat",

@@ -133,12 +133,19 @@ class _Home:
         return _Home(
             path,
             owner,
-            sum(each.st_size for each in found.values()) + spare_files.bytes_of(path),
+            sum(each.st_size for each in found.values()) + _spare_bytes(path),
             max([changed, *(each.st_mtime for each in found.values())]),
             next((name for name in sorted(found) if not _is_ours(name, found[name])), None),
             any(is_locked(os.path.join(path, name)) for name in found if not name.startswith(OWNER_FILE)),
             all(name.startswith(f"{OWNER_FILE}.") for name in found),
         )
+
+
+def _spare_bytes(home: str) -> int:
+    try:
+        return spare_files.bytes_of(home)
+    except OSError:
+        return 0
 
 
 def _is_ours(name: str, status: os.stat_result) -> bool:

@@ -266,9 +266,10 @@ def _clear(home: str, owner: Owner) -> None:
     for _ in range(TRIES):  # the executor's last workers may still be writing
         try:
             if owner.keep or owner.outlived:
-                spare_files.trim(home, float("inf"))
+                spare_files.delete_all(home)
                 sweep_partials(home, float("inf"))
-                if not any(name.endswith(PARTIAL_SUFFIX) for name in calls.listdir(home)):
+                has_partial = any(name.endswith(PARTIAL_SUFFIX) for name in calls.listdir(home))
+                if not has_partial and not spare_files.bytes_of(home):
                     return
             else:
                 remove_home(home)

@@ -10,6 +10,8 @@ A map output lives exactly as long as Spark's own shuffle files of the same task
   file (`homes.loss`), the grace time is waited for;
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
+The data file of a pair that Spark has dropped may become a spare (`storage.files.spare_files`).
+
 There are two exceptions for an executor that has ended. If Spark's own shuffle files outlive it
 (`Owner.served_by_spark`), each map output is deleted with Spark's files of its attempt, without a grace time:
 none of the executor's tasks can still finish. If an external service of this package serves its map outputs,
@@ -153,8 +155,8 @@ def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
             if not owner.has_ended():
                 is_left = is_left or not owner.is_host_known
                 continue
+            spare_files.delete_all(home)  # there are no writers any more
             sweep(home, owner, listings)
-            spare_files.trim(home, float("inf"))  # there are no writers any more
             # kept listings may be stale, so list again before a deletion
             if not listings.has_finished(home) and not HomeListings().has_finished(home):
                 remove_home(home)

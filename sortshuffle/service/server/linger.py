@@ -38,6 +38,7 @@ from sortshuffle.homes import janitor
 from sortshuffle.homes.forgotten_exchanges import read_exchanges
 from sortshuffle.homes.lifetime import finished_outputs, remove_home
 from sortshuffle.homes.owner import HOME_ROOT, Owner
+from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.reader import read_index
@@ -94,6 +95,7 @@ def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
     for home, owner in owners.items():
         if _is_live(home, owner):
             continue
+        spare_files.delete_all(home)
         try:
             for file in finished_outputs(home):
                 if _is_forgotten(file, forgotten):

@@ -4,8 +4,8 @@
                                            --discard--> nothing is left
 
 On a local disk the data file stays locked until the index has its name. A ``.partial`` without a lock belongs
-to a dead task, and anyone may delete it (`homes.lifetime`). If the directory has spare files
-(`storage.files.spare_files`), the new data file is written over one. A directory that all hosts have mounted
+to a dead task, and anyone may delete it (`homes.lifetime`). If the directory has spare files, much data is
+written over one (`storage.files.spare_files`). A directory that all hosts have mounted
 (``file:///mount``) has no janitor and needs no lock. There the last bytes reach the server when a file is
 closed, and the close fails if the server has no room: so the files are closed before they get their names.
 
@@ -24,6 +24,7 @@ from typing import NoReturn
 from sortshuffle import calls
 from sortshuffle.errors import FileAccessError, OutOfDiskError
 from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.private import make_private
@@ -44,11 +45,31 @@ class LocalPair:
             directory = os.path.dirname(file.base)
             with _failing_at(directory):
                 make_private(directory)
-        self._data, self._index, self._is_reused = _create_pair(file, locked=not mounted)
+        self._data, self._index = _create_pair(file, locked=not mounted)
+        self._head: bytes | None = b""  # what is in the data file; None if it is more than the header
+        self._is_written_over = False
 
     def append_data(self, pieces: Sequence[BytesLike]) -> None:
         """Append the pieces in one gathered write, or in several beyond `IOV_MAX` pieces."""
+        if self._head is not None:
+            self._begin(self._head, pieces)
         _write_all(self._data, pieces, self._file.partial_data_path)
+
+    def _begin(self, head: bytes, pieces: Sequence[BytesLike]) -> None:
+        """Decide which file the data goes to: it stays in the new one, unless much is to follow the header
+        and there is a spare file. Then the spare gets the header, and takes the new file's name."""
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        if not head and size <= HEADER_BYTES:
+            self._head = b"".join(pieces)
+            return
+        self._head = None
+        if self._mounted or size < spare_files.SMALLEST:
+            return  # a small output would only throw a large spare away
+        directory, turn = os.path.dirname(self._file.base), self._file.attempt or 0
+        spare = spare_files.reuse(directory, self._file.partial_data_path, head, turn)
+        if spare is not None:
+            new, self._data, self._is_written_over = self._data, spare, True
+            _close(new, self._file.partial_data_path)
 
     def append_index(self, data: bytes) -> None:
         _write_all(self._index, [data], self._file.partial_index_path)
@@ -57,7 +78,7 @@ class LocalPair:
         """Give both files their names, the index last: an index means a complete pair."""
         if self._mounted:
             self._close()
-        if self._is_reused:
+        if self._is_written_over:
             self._cut_off_old_bytes()
         # a rename may fail too: a full disk may have no room for the directory entry
         for path, name in (
@@ -71,7 +92,9 @@ class LocalPair:
     def _cut_off_old_bytes(self) -> None:
         """Remove what a spare file had behind the last byte that was appended."""
         with _failing_at(self._file.partial_data_path):
-            calls.ftruncate(self._data, calls.lseek(self._data, 0, os.SEEK_CUR))
+            end = calls.lseek(self._data, 0, os.SEEK_CUR)
+            if calls.fstat(self._data).st_size != end:
+                calls.ftruncate(self._data, end)
 
     def discard(self) -> None:
         """Delete both files. Ignores errors: the task has failed already, and its own error must be seen. A
@@ -90,18 +113,16 @@ class LocalPair:
             _close(index, self._file.partial_index_path)
 
 
-def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int, bool]:
-    """Create both files. Return their descriptors, and whether the data file is a spare, with old bytes. On
-    an error, no file and no descriptor is left."""
-    for path in (file.data_path, file.index_path, file.partial_data_path):
-        _expect_nothing_at(path)
-    spare = _reuse_spare(file) if locked else None
-    data = _create(file.partial_data_path) if spare is None else spare
+def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
+    """Create both files and return their descriptors. On an error, no file and no descriptor is left."""
+    _expect_nothing_at(file.data_path)
+    _expect_nothing_at(file.index_path)
+    data = _create(file.partial_data_path)
     try:
-        if locked and spare is None:
+        if locked:
             with _failing_at(file.partial_data_path):
                 calls.flock(data, fcntl.LOCK_EX)
-        return data, _create(file.partial_index_path), spare is not None
+        return data, _create(file.partial_index_path)
     except BaseException:
         with suppress(OSError):
             calls.unlink(file.partial_data_path)
@@ -110,12 +131,8 @@ def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int, bool]:
         raise
 
 
-def _reuse_spare(file: PartitionedFile) -> int | None:
-    return spare_files.reuse(os.path.dirname(file.base), file.partial_data_path, turn=file.attempt or 0)
-
-
 def _expect_nothing_at(path: str) -> None:
-    """Raise FileExistsError if a file is there. (``lexists`` hides errors as "not there".)"""
+    """Raise FileExistsError if a finished file is there. (``lexists`` hides errors as "not there".)"""
     try:
         with _failing_at(path):
             calls.lstat(path)
@@ -145,6 +162,8 @@ def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
         try:
             written = calls.writev(descriptor, some)
         except OSError as error:
+            if error.errno in _NO_SPACE and spare_files.delete_all(os.path.dirname(path)):
+                continue  # there is space now
             _fail(error, path, sum(map(len, views[start:])))
         if written == sum(map(len, some)):
             start += len(some)

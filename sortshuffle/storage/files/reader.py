@@ -36,6 +36,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.files.descriptors import close_after_reading, read_at
 from sortshuffle.storage.files.extents import BY_KEY_ALONE, Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.urls import MOUNTED_SCHEMES, store_error
 
 INDEX_READ_BYTES = 64 << 20  # per read, when a mount returns less of an index than was requested
@@ -67,6 +68,8 @@ class PartitionedFileReader(ExtentReader):
             _raise_unless_lost(error, file.data_path, mounted)
             raise self._missing(f"the data file cannot be opened: {error.strerror}") from error
         try:
+            if not mounted:
+                self._expect_its_name()
             with self.damage(0):
                 self.header = FileHeader.unpack(self._read_header(), DATA_MAGIC)
             if file_id is not None and self.header.file_id != file_id:
@@ -77,6 +80,12 @@ class PartitionedFileReader(ExtentReader):
         except BaseException:
             close_after_reading(self._descriptor)
             raise
+
+    def _expect_its_name(self) -> None:
+        """Raise `MissingDataError` if the file was removed while it was opened: it may be written over now
+        (`storage.files.spare_files`). If it still has its name, the janitor finds it open."""
+        if is_gone(self.file.data_path):
+            raise self._missing("the data file was removed while it was opened")
 
     def _check_key(self, key: EncryptionKey) -> None:
         if self._file_cipher(key).check != self.header.key_check:

@@ -320,8 +320,10 @@ class _Checker:
         """
         problem = self._list_buffers(start)
         while problem is not None:
-            if isinstance(problem, CutShort) and self._inspection.unfinished:
-                self._stopped_at = problem.offset  # a killed task may leave its file cut anywhere
+            if self._inspection.unfinished:
+                # a killed task may leave its file cut anywhere, and there may be bytes of the file that it
+                # was written over
+                self._stopped_at = problem.offset
                 return
             place = Place(self._data.path, offset=problem.offset)
             self._faults.append(FileFault(place, problem.what, problem.expected, problem.found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import subprocess
 import sys
@@ -17,21 +16,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from engine import Pair, Region, names, read_pair, small_disk, write_pair
+from click.testing import CliRunner
+from engine import Pair, Region, names, read_pair, small_disk, write_pair, write_region
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sortshuffle import calls
-from sortshuffle.errors import OutOfDiskError
+from sortshuffle.cli.main import main
+from sortshuffle.errors import MissingDataError, OutOfDiskError
 from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_locked
-from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.files.spare_files import UNUSED_FOR, SpareKeeper, reuse, trim
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 OLD = b"old " * 5000
 NEVER = float("inf")
+FILE_SYSTEM_OF = spare_files._file_system_of
 READING = """
 import sys
 opened = open(sys.argv[1], "rb")
@@ -44,6 +46,7 @@ sys.stdin.read()
 def keeping_small_files() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spare_files, "SMALLEST", 1)
+        patch.setattr(spare_files, "_file_system_of", lambda directory: "ext4")
         yield
 
 
@@ -144,14 +147,6 @@ def test_a_file_that_another_process_has_open_is_deleted(home: Path) -> None:
     assert spares(home) == [name(2)]
 
 
-def test_a_file_that_is_mapped_is_deleted(home: Path) -> None:
-    file = write_pair(home, pair_of(OLD), attempt=1)
-    with open(file.data_path, "rb") as opened:
-        mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
-    with mapped:
-        expect_deleted(home, file)
-
-
 def test_a_file_with_another_name_is_deleted_and_the_other_name_stays(home: Path, tmp_path: Path) -> None:
     """A map output that a second attempt has adopted."""
     file = write_pair(home, pair_of(OLD), attempt=1)
@@ -161,6 +156,52 @@ def test_a_file_with_another_name_is_deleted_and_the_other_name_stays(home: Path
     expect_deleted(home, file)
     write_pair(home, pair_of(b"new"), attempt=2)
     assert read_pair(adopted) == pair_of(OLD).everything()
+
+
+def test_a_file_is_out_of_sight_before_it_is_looked_whether_somebody_has_it_open(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_pair(home, pair_of(OLD), attempt=1)
+    seen = []
+
+    def look(descriptor: int, command: int, argument: int) -> int:
+        seen.append((os.path.exists(file.data_path), [each for each in spares(home) if each == name(1)]))
+        return fcntl.fcntl(descriptor, command, argument)
+
+    monkeypatch.setattr(calls, "fcntl", look)
+    SpareKeeper(str(home)).keep(file)
+    assert seen == [(False, [])] * 3
+    assert spares(home) == [name(1)]
+
+
+def test_a_reader_whose_file_is_removed_while_it_opens_it_does_not_read_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_pair(home, pair_of(OLD), attempt=1)
+    index = read_index(file)
+
+    def slow_open(path: str, *arguments: int) -> int:
+        descriptor = os.open(path, *arguments)
+        if path == file.data_path:
+            os.rename(path, home / "moved")
+        return descriptor
+
+    monkeypatch.setattr(calls, "open", slow_open)
+    with pytest.raises(MissingDataError, match="removed while it was opened"):
+        PartitionedFileReader(file, index.header.file_id, "a task")
+
+
+def test_on_a_file_system_where_it_was_not_tried_files_are_deleted(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=8m") as disk, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spare_files, "_file_system_of", FILE_SYSTEM_OF)
+        assert FILE_SYSTEM_OF(str(disk)) == "tmpfs"
+        expect_deleted(disk, write_pair(disk, pair_of(OLD), attempt=1))
+
+
+def test_a_file_system_that_is_not_known_has_no_name() -> None:
+    assert FILE_SYSTEM_OF("/proc/self") == "proc"
+    with pytest.raises(FileNotFoundError):
+        FILE_SYSTEM_OF("/no such directory")
 
 
 def test_without_leases_files_are_deleted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +225,25 @@ def test_spares_take_no_more_than_there_is_room_for(home: Path, monkeypatch: pyt
     SpareKeeper(str(home)).keep(files[3])  # another sweep counts those that are there
     assert spares(home) == [name(0), name(1)]
     assert names(home) == ["spares"]
+
+
+def test_a_home_has_only_so_many_spares(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_files, "MOST_SPARES", 2)
+    files = [write_pair(home, pair_of(OLD), attempt=attempt) for attempt in range(4)]
+    keeper = SpareKeeper(str(home))
+    for file in files:
+        keeper.keep(file)
+    assert spares(home) == [name(0), name(1)]
+    assert names(home) == ["spares"]
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(home: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / name(1)).touch()
+    (home / "spares").symlink_to(elsewhere)
+    assert not spare_files.delete_all(str(home))
+    assert names(elsewhere) == [name(1)]
 
 
 def test_room_is_an_eighth_of_what_the_disk_has_free(tmp_path: Path) -> None:
@@ -251,6 +311,32 @@ def test_what_is_read_is_what_was_written_last_whatever_the_sizes(
     assert len(spares(home)) == 1
 
 
+def test_a_small_output_leaves_spares_to_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(home)
+    monkeypatch.setattr(spare_files, "SMALLEST", 1000)
+    write_pair(home, pair_of(b"new"), attempt=2)
+    assert spares(home) == [name(1)]
+    write_pair(home, pair_of(bytes(1000)), attempt=3)
+    assert spares(home) == []
+
+
+def test_what_follows_a_small_region_stays_in_the_new_file(home: Path) -> None:
+    pair = Pair(2, regions=[Region({0: [b"first"], 1: [OLD]}), Region({0: [OLD * 2]})])
+    kept(home)
+    file = write_pair(home, pair, attempt=2)
+    assert read_pair(file) == pair.everything()
+
+
+def test_a_spare_that_the_header_cannot_be_written_to_is_left(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(home)
+    monkeypatch.setattr(calls, "write", lambda descriptor, data: len(data) - 1)
+    file = write_pair(home, pair_of(b"new"), attempt=2)
+    assert read_pair(file) == pair_of(b"new").everything()
+    assert spares(home) == [name(1)]
+
+
 def test_a_pair_is_the_same_byte_for_byte_as_one_in_new_files(home: Path, tmp_path: Path) -> None:
     kept(home, payload=OLD * 3)
     over, new = (write_pair(each, pair_of(OLD), attempt=2) for each in (home, tmp_path))
@@ -270,7 +356,6 @@ def test_writers_side_by_side_get_one_spare_each(home: Path) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         written = list(threads.map(write, range(200, 224)))
-    assert len({os.stat(file.data_path).st_ino for file in written}) == 24
     for file, attempt in zip(written, range(200, 224), strict=True):
         assert read_pair(file) == pair_of(b"%d" % attempt * attempt).everything()
     assert spares(home) == []
@@ -281,15 +366,15 @@ def test_a_spare_that_another_writer_holds_is_left_to_it(home: Path) -> None:
     spare = home / "spares" / name(1)
     with open(spare, "rb") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
-        assert reuse(str(home), str(home / "new"), turn=0) is None
+        assert reuse(str(home), str(home / "new"), b"", turn=0) is None
     assert spares(home) == [name(1)]
 
 
 def test_what_was_not_checked_to_be_unshared_is_not_used(home: Path) -> None:
     """A janitor was killed after it had moved the file."""
     kept(home)
-    os.rename(home / "spares" / name(1), home / "spares" / "exchange-3-map-17-attempt-1")
-    assert reuse(str(home), str(home / "new"), turn=0) is None
+    os.rename(home / "spares" / name(1), home / "spares" / "exchange-3-map-17-attempt-1.moved")
+    assert reuse(str(home), str(home / "new"), b"", turn=0) is None
 
 
 @pytest.mark.parametrize("turn", range(5))
@@ -297,10 +382,55 @@ def test_each_turn_finds_a_spare(home: Path, turn: int) -> None:
     files = [write_pair(home, pair_of(OLD), attempt=attempt) for attempt in range(3)]
     for file in files:
         SpareKeeper(str(home)).keep(file)
-    descriptor = reuse(str(home), str(home / "new"), turn)
+    descriptor = reuse(str(home), str(home / "new"), b"head", turn)
     assert descriptor is not None
+    assert os.lseek(descriptor, 0, os.SEEK_CUR) == 4
     os.close(descriptor)
+    assert (home / "new").read_bytes()[:4] == b"head"
     assert len(spares(home)) == 2
+
+
+def test_a_spare_that_got_a_second_name_is_not_used(home: Path) -> None:
+    kept(home)
+    os.link(home / "spares" / name(1), home / "a copy")
+    before = (home / "a copy").read_bytes()
+    write_pair(home, pair_of(b"new"), attempt=2)
+    assert (home / "a copy").read_bytes() == before
+
+
+def test_a_writer_that_begins_counts_as_young_however_old_the_spare_is(home: Path) -> None:
+    kept(home)
+    os.utime(home / "spares" / name(1), (1, 1))
+    pair = pair_of(b"new")
+    with PartitionedFileWriter(PartitionedFile.named(str(home), 3, 17, 2), pair.header) as writer:
+        write_region(writer, pair.regions[0], pair.order)
+        assert spares(home) == []
+        assert os.stat(writer.file.partial_data_path).st_mtime > time.time() - 60
+
+
+def test_spares_make_room_for_a_writer(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in [write_pair(home, pair_of(OLD), attempt=attempt) for attempt in range(3)]:
+        SpareKeeper(str(home)).keep(file)
+
+    def writev(descriptor: int, pieces: list[memoryview]) -> int:
+        if spares(home):
+            raise OSError(errno.ENOSPC, "no space")
+        return os.writev(descriptor, pieces)
+
+    monkeypatch.setattr(calls, "writev", writev)
+    file = write_pair(home, pair_of(b"new"), attempt=4)
+    assert read_pair(file) == pair_of(b"new").everything()
+
+
+def test_what_lies_behind_the_written_part_is_no_fault(home: Path) -> None:
+    """`verify` may look at a file while it is written."""
+    kept(home, payload=bytes(50_000))
+    pair = pair_of(b"new")
+    with PartitionedFileWriter(PartitionedFile.named(str(home), 3, 17, 2), pair.header) as writer:
+        write_region(writer, pair.regions[0], pair.order)
+        assert os.path.getsize(writer.file.partial_data_path) > 50_000
+        found = CliRunner().invoke(main, ["verify", writer.file.partial_data_path])
+        assert (found.exit_code, "FAULT" in found.output) == (0, False), found.output
 
 
 def test_a_link_among_the_spares_is_not_followed(home: Path, tmp_path: Path) -> None:
@@ -314,7 +444,10 @@ def test_a_link_among_the_spares_is_not_followed(home: Path, tmp_path: Path) -> 
 
 def test_an_abandoned_output_leaves_nothing(home: Path) -> None:
     kept(home)
-    with PartitionedFileWriter(PartitionedFile.named(str(home), 3, 17, 2), pair_of(OLD).header):
+    pair = pair_of(b"new")
+    with PartitionedFileWriter(PartitionedFile.named(str(home), 3, 17, 2), pair.header) as writer:
+        assert spares(home) == [name(1)]
+        write_region(writer, pair.regions[0], pair.order)
         assert spares(home) == []
         assert is_locked(str(home / "exchange-3-map-17-attempt-2.data.partial"))
     assert names(home) == ["spares"]
@@ -364,7 +497,7 @@ def test_its_time_begins_when_it_becomes_a_spare_however_old_the_file_is(home: P
 
 def test_what_a_killed_janitor_has_moved_goes_too(home: Path) -> None:
     kept(home)
-    os.rename(home / "spares" / name(1), home / "spares" / "exchange-3-map-17-attempt-1")
+    os.rename(home / "spares" / name(1), home / "spares" / "exchange-3-map-17-attempt-1.moved")
     trim(str(home), NEVER)
     assert spares(home) == []
 
@@ -400,6 +533,14 @@ def test_one_that_cannot_be_deleted_keeps_no_other(home: Path, monkeypatch: pyte
     monkeypatch.setattr(calls, "unlink", fail)
     trim(str(home), NEVER)
     assert spares(home) == [name(1)]
+
+
+def test_other_files_beside_the_spares_stay(home: Path) -> None:
+    kept(home)
+    (home / "spares" / "precious").touch()
+    assert spare_files.delete_all(str(home))
+    assert spares(home) == ["precious"]
+    assert not spare_files.delete_all(str(home))
 
 
 def test_a_home_without_spares_has_nothing_to_trim(home: Path) -> None:
