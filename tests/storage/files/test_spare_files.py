@@ -425,7 +425,7 @@ def test_spares_make_room_for_a_writer(home: Path, monkeypatch: pytest.MonkeyPat
 def test_what_lies_behind_the_written_part_is_no_fault(home: Path) -> None:
     """`verify` may look at a file while it is written."""
     kept(home, payload=bytes(50_000))
-    pair = pair_of(b"new")
+    pair = pair_of(bytes(4))  # a frame without bytes
     with PartitionedFileWriter(PartitionedFile.named(str(home), 3, 17, 2), pair.header) as writer:
         write_region(writer, pair.regions[0], pair.order)
         assert os.path.getsize(writer.file.partial_data_path) > 50_000
