@@ -135,7 +135,7 @@ class PairPage:
             out.line(f"From offset {check.stopped_at} on nothing can be told ({plural(left, 'byte')}).")
 
 
-_NEXT_REGION = "Buffers of the region that was being written"
+_NEXT_REGION = "Buffers of the region that was being written, or of an older file beneath"
 _LOOSE = "Buffers that no index covers: which region and subpartition they are of cannot be told"
 _LOOSE_COLUMNS = (
     Column("offset"),

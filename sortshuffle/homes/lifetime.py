@@ -51,7 +51,9 @@ def dead_partials(home: str, now: float, listings: HomeListings | None = None) -
     """Yield the unfinished pairs that no process writes. ``listings``: kept between sweeps."""
     for file in (listings or HomeListings()).partial(home):
         # the lock first: a pair that is finished meanwhile was unlocked after its index was written
-        if not _is_being_written(file) and _last_touched(file, now) > PARTIAL_SETTLES:
+        is_old = not _is_being_written(file) and _last_touched(file, now) > PARTIAL_SETTLES
+        # once more: its writer may have put a spare in its place after it was opened to look for the lock
+        if is_old and not _is_being_written(file):
             yield file
 
 

@@ -26,6 +26,7 @@ from sortshuffle.errors import FileAccessError, OutOfDiskError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.storage.files import spare_files
+from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.private import make_private
 
@@ -53,7 +54,7 @@ class LocalPair:
         """Append the pieces in one gathered write, or in several beyond `IOV_MAX` pieces."""
         if self._head is not None:
             self._begin(self._head, pieces)
-        _write_all(self._data, pieces, self._file.partial_data_path)
+        self._write_all(self._data, pieces, self._file.partial_data_path)
 
     def _begin(self, head: bytes, pieces: Sequence[BytesLike]) -> None:
         """Decide which file the data goes to: it stays in the new one, unless much is to follow the header
@@ -69,10 +70,10 @@ class LocalPair:
         spare = spare_files.reuse(directory, self._file.partial_data_path, head, turn)
         if spare is not None:
             new, self._data, self._is_written_over = self._data, spare, True
-            _close(new, self._file.partial_data_path)
+            close_after_reading(new)  # it has lost its name, so an error does not matter
 
     def append_index(self, data: bytes) -> None:
-        _write_all(self._index, [data], self._file.partial_index_path)
+        self._write_all(self._index, [data], self._file.partial_index_path)
 
     def commit(self) -> None:
         """Give both files their names, the index last: an index means a complete pair."""
@@ -88,6 +89,30 @@ class LocalPair:
             with _failing_at(path):
                 calls.rename(path, name)
         self._close()
+
+    def _write_all(self, descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
+        """Append all pieces, in as few gathered writes as the system allows. Completes short writes. If there
+        is no space, the home's spare files make room."""
+        views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
+        start = 0
+        while start < len(views):
+            some = views[start : start + IOV_MAX]
+            try:
+                written = calls.writev(descriptor, some)
+            except OSError as error:
+                if error.errno in _NO_SPACE and self._has_freed_spares():
+                    continue
+                _fail(error, path, sum(map(len, views[start:])))
+            if written == sum(map(len, some)):
+                start += len(some)
+                continue
+            while written >= len(views[start]):
+                written -= len(views[start])
+                start += 1
+            views[start] = memoryview(views[start])[written:]
+
+    def _has_freed_spares(self) -> bool:
+        return not self._mounted and spare_files.delete_all(os.path.dirname(self._file.base))
 
     def _cut_off_old_bytes(self) -> None:
         """Remove what a spare file had behind the last byte that was appended."""
@@ -151,27 +176,6 @@ def _close(descriptor: int, path: str) -> None:
         return
     with _failing_at(path):
         calls.close(descriptor)
-
-
-def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
-    """Append all pieces, in as few gathered writes as the system allows. Completes short writes."""
-    views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
-    start = 0
-    while start < len(views):
-        some = views[start : start + IOV_MAX]
-        try:
-            written = calls.writev(descriptor, some)
-        except OSError as error:
-            if error.errno in _NO_SPACE and spare_files.delete_all(os.path.dirname(path)):
-                continue  # there is space now
-            _fail(error, path, sum(map(len, views[start:])))
-        if written == sum(map(len, some)):
-            start += len(some)
-            continue
-        while written >= len(views[start]):
-            written -= len(views[start])
-            start += 1
-        views[start] = memoryview(views[start])[written:]
 
 
 @contextmanager

@@ -11,11 +11,13 @@ Rules
   or a hard link, would show the new bytes as the old ones. The kernel answers that (a write lease), after the
   file has lost its old name. A reader that was about to open it then finds that the name is gone
   (`storage.files.reader`).
-* A writer takes one when it has much to write. It locks the spare, writes its header to it, and then puts it
-  in the place of its own ``.partial``. Of two writers, one gets it.
+* A writer takes one if its first append after the header is large. It locks the spare, looks whether the file
+  still has the spare's name, writes its header to it, and then puts it in the place of its own ``.partial``.
+  Of two writers, one gets it.
 * `LocalPair.commit` cuts off what is left behind the new end.
 * Spares take little of the disk and of memory (`_most_bytes`), and are deleted if nobody wants them
-  (`UNUSED_FOR`), or if a writer has no space. Only the janitor adds them.
+  (`UNUSED_FOR`), if a writer has no space for what it appends, and when the executor has ended. Only the
+  janitor adds them.
 * Only on file systems on which it was tried (`FILE_SYSTEMS`).
 
 Only the standard library is imported here: the janitor must stay small.
@@ -23,7 +25,6 @@ Only the standard library is imported here: the janitor must stay small.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
@@ -67,8 +68,8 @@ class _Spare:
 
 
 class SpareKeeper:
-    """Keeps the data files of one home's dead outputs, as far as there is room. For one sweep: it
-    looks only once how much room there is."""
+    """Keeps the data files of one home's dead outputs, as far as there is room. For one sweep: it looks only
+    once how much room there is."""
 
     def __init__(self, home: str) -> None:
         self._home = home
@@ -106,6 +107,8 @@ class SpareKeeper:
         try:
             with suppress(FileExistsError):
                 calls.mkdir(self._directory, MODE)
+            if calls.islink(self._directory):
+                return False
             calls.rename(file.data_path, place)
         except OSError:
             return False
@@ -157,35 +160,49 @@ def reuse(directory: str, path: str, head: bytes, turn: int) -> int | None:
     lock, for writing behind ``head``, the bytes in that file; None if no spare can be had. ``turn``: any
     number, so that writers which begin together try different ones."""
     spares = os.path.join(directory, DIRECTORY)
+    if calls.islink(spares):
+        return None
     try:
         names = [name for name in calls.listdir(spares) if name.endswith(SUFFIX)]
     except OSError:
         return None
     start = turn % len(names) if names else 0
     for name in [*names[start:], *names[:start]][:TRIES]:
-        descriptor = _taken_over(os.path.join(spares, name), path, head)
-        if descriptor is not None:
+        descriptor = _opened(os.path.join(spares, name))
+        if descriptor is not None and _is_taken_over(descriptor, os.path.join(spares, name), path, head):
             return descriptor
     return None
 
 
-def _taken_over(spare: str, path: str, head: bytes) -> int | None:
-    """Do that for one spare. A writer that opened it before another one renamed it does not find its name."""
+def _opened(spare: str) -> int | None:
     try:
-        descriptor = calls.open(spare, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return calls.open(spare, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
+
+
+def _is_taken_over(descriptor: int, spare: str, path: str, head: bytes) -> bool:
+    """Make an opened spare the writer's own file. Otherwise close it and leave it as it is."""
+    is_taken = False
     try:
         calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if calls.fstat(descriptor).st_nlink != 1:
-            raise OSError(errno.EMLINK, "another writer has it, or it has got a second name", spare)
-        if calls.write(descriptor, head) != len(head):
-            raise OSError(errno.EIO, "the header was written in part", spare)
-        calls.rename(spare, path)
+        # Not before the lock: another writer may have taken the spare after it was opened here, and its map
+        # output may be finished. Under the lock, nobody else takes it
+        if _is_still(descriptor, spare) and calls.write(descriptor, head) == len(head):
+            calls.rename(spare, path)
+            is_taken = True
     except OSError:
-        close_after_reading(descriptor)
-        return None
-    return descriptor
+        pass
+    finally:
+        if not is_taken:
+            close_after_reading(descriptor)
+    return is_taken
+
+
+def _is_still(descriptor: int, spare: str) -> bool:
+    """Return whether the file has the spare's name and no other one. Raises OSError."""
+    found = calls.fstat(descriptor)
+    return found.st_nlink == 1 and os.path.samestat(found, calls.lstat(spare))
 
 
 def _is_unshared(path: str) -> bool:

@@ -103,7 +103,8 @@ class LooseBuffer:
 @dataclass(frozen=True, slots=True)
 class DataCheck:
     """The result of reading all the data. ``stopped_at``: the offset where the check had to stop, because the
-    file of an unfinished pair breaks off there, or because the start of the next buffer is unknown."""
+    file of an unfinished pair breaks off there, or because older bytes begin there that it is written over,
+    or because the start of the next buffer is unknown."""
 
     faults: tuple[FileFault, ...] = ()
     loose: tuple[LooseBuffer, ...] = ()

@@ -25,6 +25,7 @@ from sortshuffle import calls
 from sortshuffle.cli.main import main
 from sortshuffle.errors import MissingDataError, OutOfDiskError
 from sortshuffle.storage.files import spare_files
+from sortshuffle.storage.files.local_pair import LocalPair
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_locked
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
@@ -57,8 +58,8 @@ def home(tmp_path: Path) -> Path:
     return made
 
 
-def pair_of(payload: bytes) -> Pair:
-    return Pair(2, regions=[Region({1: [payload]})])
+def pair_of(payload: bytes, attempt: int = 0) -> Pair:
+    return Pair(2, regions=[Region({1: [payload]})], file_id=attempt.to_bytes(16, "little"))
 
 
 def kept(home: Path, attempt: int = 1, payload: bytes = OLD) -> int:
@@ -198,7 +199,7 @@ def test_on_a_file_system_where_it_was_not_tried_files_are_deleted(tmp_path: Pat
         expect_deleted(disk, write_pair(disk, pair_of(OLD), attempt=1))
 
 
-def test_a_file_system_that_is_not_known_has_no_name() -> None:
+def test_the_kind_of_a_file_system_is_that_of_its_mount() -> None:
     assert FILE_SYSTEM_OF("/proc/self") == "proc"
     with pytest.raises(FileNotFoundError):
         FILE_SYSTEM_OF("/no such directory")
@@ -243,7 +244,11 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(home: Path, tmp_pa
     (elsewhere / name(1)).touch()
     (home / "spares").symlink_to(elsewhere)
     assert not spare_files.delete_all(str(home))
+    file = write_pair(home, pair_of(OLD), attempt=2)
+    SpareKeeper(str(home)).keep(file)
+    assert names(home) == ["spares"]
     assert names(elsewhere) == [name(1)]
+    assert os.path.getsize(elsewhere / name(1)) == 0
 
 
 def test_room_is_an_eighth_of_what_the_disk_has_free(tmp_path: Path) -> None:
@@ -320,11 +325,15 @@ def test_a_small_output_leaves_spares_to_others(home: Path, monkeypatch: pytest.
     assert spares(home) == []
 
 
-def test_what_follows_a_small_region_stays_in_the_new_file(home: Path) -> None:
-    pair = Pair(2, regions=[Region({0: [b"first"], 1: [OLD]}), Region({0: [OLD * 2]})])
+def test_what_follows_a_small_region_stays_in_the_new_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(2, regions=[Region({0: [b"first"]}), Region({0: [OLD * 2]})])
     kept(home)
+    monkeypatch.setattr(spare_files, "SMALLEST", 1000)
     file = write_pair(home, pair, attempt=2)
     assert read_pair(file) == pair.everything()
+    assert spares(home) == [name(1)]
 
 
 def test_a_spare_that_the_header_cannot_be_written_to_is_left(
@@ -352,12 +361,37 @@ def test_writers_side_by_side_get_one_spare_each(home: Path) -> None:
     assert len(spares(home)) == 8
 
     def write(attempt: int) -> PartitionedFile:
-        return write_pair(home, pair_of(b"%d" % attempt * attempt), attempt=attempt)
+        return write_pair(home, pair_of(b"%d" % attempt * attempt, attempt), attempt=attempt)
 
     with ThreadPoolExecutor(8) as threads:
         written = list(threads.map(write, range(200, 224)))
     for file, attempt in zip(written, range(200, 224), strict=True):
         assert read_pair(file) == pair_of(b"%d" % attempt * attempt).everything()
+        assert read_index(file).header.file_id == attempt.to_bytes(16, "little")
+        PartitionedFileReader(file, attempt.to_bytes(16, "little"), "a task").close()
+    assert spares(home) == []
+
+
+def test_a_writer_that_is_late_does_not_touch_what_another_one_finished(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has opened the spare, and another writer takes it, and is done, before it gets the lock."""
+    kept(home)
+    others: list[PartitionedFile] = []
+
+    def slow_flock(descriptor: int, operation: int) -> None:
+        is_spares = os.readlink(f"/proc/self/fd/{descriptor}").endswith(".spare")
+        if is_spares and not others:
+            monkeypatch.setattr(calls, "flock", fcntl.flock)
+            others.append(write_pair(home, pair_of(b"quick", 7), attempt=7))
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(calls, "flock", slow_flock)
+    late = write_pair(home, pair_of(b"late", 8), attempt=8)
+    (quick,) = others
+    for file, payload, attempt in ((quick, b"quick", 7), (late, b"late", 8)):
+        assert read_pair(file) == pair_of(payload).everything()
+        assert read_index(file).header.file_id == attempt.to_bytes(16, "little")
     assert spares(home) == []
 
 
@@ -398,14 +432,23 @@ def test_a_spare_that_got_a_second_name_is_not_used(home: Path) -> None:
     assert (home / "a copy").read_bytes() == before
 
 
-def test_a_writer_that_begins_counts_as_young_however_old_the_spare_is(home: Path) -> None:
+def test_a_writer_that_begins_counts_as_young_however_old_the_spare_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept(home)
-    os.utime(home / "spares" / name(1), (1, 1))
-    pair = pair_of(b"new")
-    with PartitionedFileWriter(PartitionedFile.named(str(home), 3, 17, 2), pair.header) as writer:
-        write_region(writer, pair.regions[0], pair.order)
-        assert spares(home) == []
-        assert os.stat(writer.file.partial_data_path).st_mtime > time.time() - 60
+    spare = home / "spares" / name(1)
+    os.utime(spare, (1, 1))
+    ages = []
+
+    def rename(before: str, after: str) -> None:
+        if before == str(spare):
+            ages.append(time.time() - os.stat(before).st_mtime)
+        os.rename(before, after)
+
+    monkeypatch.setattr(calls, "rename", rename)
+    write_pair(home, pair_of(b"new"), attempt=2)
+    (age,) = ages
+    assert age < 60
 
 
 def test_spares_make_room_for_a_writer(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,6 +463,20 @@ def test_spares_make_room_for_a_writer(home: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(calls, "writev", writev)
     file = write_pair(home, pair_of(b"new"), attempt=4)
     assert read_pair(file) == pair_of(b"new").everything()
+
+
+def test_a_mounted_directory_has_no_spares_to_make_room(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def writev(descriptor: int, pieces: list[memoryview]) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    (home / "spares").mkdir()
+    (home / "spares" / "precious.spare").touch()
+    pair = LocalPair(PartitionedFile.named(str(home), 3, 17, 2), mounted=True)
+    monkeypatch.setattr(calls, "writev", writev)
+    with pytest.raises(OutOfDiskError):
+        pair.append_data([bytes(5000)])
+    pair.discard()
+    assert spares(home) == ["precious.spare"]
 
 
 def test_what_lies_behind_the_written_part_is_no_fault(home: Path) -> None:
