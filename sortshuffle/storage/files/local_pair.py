@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -54,7 +54,7 @@ class LocalPair:
         """Append the pieces in one gathered write, or in several beyond `IOV_MAX` pieces."""
         if self._head is not None:
             self._begin(self._head, pieces)
-        self._write_all(self._data, pieces, self._file.partial_data_path)
+        _write_all(self._data, pieces, self._file.partial_data_path, self._has_freed_spares)
 
     def _begin(self, head: bytes, pieces: Sequence[BytesLike]) -> None:
         """Decide which file the data goes to: it stays in the new one, unless much is to follow the header
@@ -73,7 +73,7 @@ class LocalPair:
             close_after_reading(new)  # it has lost its name, so an error does not matter
 
     def append_index(self, data: bytes) -> None:
-        self._write_all(self._index, [data], self._file.partial_index_path)
+        _write_all(self._index, [data], self._file.partial_index_path, self._has_freed_spares)
 
     def commit(self) -> None:
         """Give both files their names, the index last: an index means a complete pair."""
@@ -89,27 +89,6 @@ class LocalPair:
             with _failing_at(path):
                 calls.rename(path, name)
         self._close()
-
-    def _write_all(self, descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
-        """Append all pieces, in as few gathered writes as the system allows. Completes short writes. If there
-        is no space, the home's spare files make room."""
-        views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
-        start = 0
-        while start < len(views):
-            some = views[start : start + IOV_MAX]
-            try:
-                written = calls.writev(descriptor, some)
-            except OSError as error:
-                if error.errno in _NO_SPACE and self._has_freed_spares():
-                    continue
-                _fail(error, path, sum(map(len, views[start:])))
-            if written == sum(map(len, some)):
-                start += len(some)
-                continue
-            while written >= len(views[start]):
-                written -= len(views[start])
-                start += 1
-            views[start] = memoryview(views[start])[written:]
 
     def _has_freed_spares(self) -> bool:
         return not self._mounted and spare_files.delete_all(os.path.dirname(self._file.base))
@@ -176,6 +155,30 @@ def _close(descriptor: int, path: str) -> None:
         return
     with _failing_at(path):
         calls.close(descriptor)
+
+
+def _write_all(
+    descriptor: int, pieces: Sequence[BytesLike], path: str, makes_room: Callable[[], bool] = lambda: False
+) -> None:
+    """Append all pieces, in as few gathered writes as the system allows. Completes short writes.
+    ``makes_room``: called if there is no space; returns whether it is worth another try."""
+    views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
+    start = 0
+    while start < len(views):
+        some = views[start : start + IOV_MAX]
+        try:
+            written = calls.writev(descriptor, some)
+        except OSError as error:
+            if error.errno in _NO_SPACE and makes_room():
+                continue
+            _fail(error, path, sum(map(len, views[start:])))
+        if written == sum(map(len, some)):
+            start += len(some)
+            continue
+        while written >= len(views[start]):
+            written -= len(views[start])
+            start += 1
+        views[start] = memoryview(views[start])[written:]
 
 
 @contextmanager
