@@ -87,9 +87,9 @@ class LingeringSweep:
 
 
 def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
-    """Delete the map outputs of forgotten exchanges in homes of an application's ended executors. Return the
-    homes that lost their last map output and were removed. A home whose executor is invisible, and may live,
-    is not removed; deleting forgotten map outputs there does no harm."""
+    """Delete the map outputs of forgotten exchanges, and spare files, in homes of an application's ended
+    executors. Return the homes that lost their last map output and were removed. A home whose executor is
+    invisible, and may live, is not removed; deleting these files there does no harm."""
     forgotten = {each for home in owners for each in _recorded_exchanges(home)}
     gone = []
     for home, owner in owners.items():

@@ -73,7 +73,6 @@ class SpareKeeper:
 
     def __init__(self, home: str) -> None:
         self._home = home
-        self._directory = os.path.join(home, DIRECTORY)
         self._room: int | None = None  # bytes; not known before the first file
         self._left = 0  # how many spares may be added
 
@@ -93,7 +92,7 @@ class SpareKeeper:
     def _room_left(self) -> int:
         if self._room is None:
             try:
-                spares = list(_spares(self._directory))
+                spares = list(_spares(self._home))
                 self._room = _room_in(self._home) - sum(spare.bytes for spare in spares)
                 self._left = MOST_SPARES - len(spares)
             except OSError:
@@ -102,12 +101,13 @@ class SpareKeeper:
 
     def _is_kept(self, file: PartitionedFile) -> bool:
         """Move a data file out of its readers' sight, and make it a spare if none of them has it open."""
-        name = os.path.join(self._directory, os.path.basename(file.base))
+        directory = os.path.join(self._home, DIRECTORY)
+        name = os.path.join(directory, os.path.basename(file.base))
         place = name + MOVED
         try:
             with suppress(FileExistsError):
-                calls.mkdir(self._directory, MODE)
-            if calls.islink(self._directory):
+                calls.mkdir(directory, MODE)
+            if calls.islink(directory):
                 return False
             calls.rename(file.data_path, place)
         except OSError:
@@ -124,14 +124,14 @@ class SpareKeeper:
 
 def bytes_of(home: str) -> int:
     """Return the bytes of a home's spares. Raises OSError."""
-    return sum(spare.bytes for spare in _spares(os.path.join(home, DIRECTORY)))
+    return sum(spare.bytes for spare in _spares(home))
 
 
 def trim(home: str, now: float) -> None:
     """Delete the spares of a home that nobody has wanted for long, and the oldest if there is not enough
     room. ``now``: seconds since 1970. Raises OSError if they cannot be looked at; one that cannot be deleted
     keeps no other."""
-    newest_first = sorted(_spares(os.path.join(home, DIRECTORY)), key=lambda spare: -spare.since)
+    newest_first = sorted(_spares(home), key=lambda spare: -spare.since)
     room = _most_bytes(home) if newest_first else 0
     for spare in newest_first:
         room -= spare.bytes
@@ -142,7 +142,7 @@ def trim(home: str, now: float) -> None:
 def delete_all(home: str) -> bool:
     """Delete the spares of a home. Return whether there was any that could be deleted. Raises no error."""
     try:
-        return sum(_is_deleted(spare) for spare in _spares(os.path.join(home, DIRECTORY))) > 0
+        return sum(map(_is_deleted, _spares(home))) > 0  # each, not only the first
     except OSError:
         return False
 
@@ -155,21 +155,18 @@ def _is_deleted(spare: _Spare) -> bool:
     return True
 
 
-def reuse(directory: str, path: str, head: bytes, turn: int) -> int | None:
+def reuse(home: str, path: str, head: bytes, turn: int) -> int | None:
     """Put a spare of a home in the place of a writer's own file ``path``. Return a descriptor that holds its
     lock, for writing behind ``head``, the bytes in that file; None if no spare can be had. ``turn``: any
     number, so that writers which begin together try different ones."""
-    spares = os.path.join(directory, DIRECTORY)
-    if calls.islink(spares):
-        return None
     try:
-        names = [name for name in calls.listdir(spares) if name.endswith(SUFFIX)]
+        spares = [each for each in _paths(home) if each.endswith(SUFFIX)]
     except OSError:
         return None
-    start = turn % len(names) if names else 0
-    for name in [*names[start:], *names[:start]][:TRIES]:
-        descriptor = _opened(os.path.join(spares, name))
-        if descriptor is not None and _is_taken_over(descriptor, os.path.join(spares, name), path, head):
+    start = turn % len(spares) if spares else 0
+    for spare in [*spares[start:], *spares[:start]][:TRIES]:
+        descriptor = _opened(spare)
+        if descriptor is not None and _is_taken_over(descriptor, spare, path, head):
             return descriptor
     return None
 
@@ -225,23 +222,26 @@ def _is_unshared(path: str) -> bool:
     return True
 
 
-def _spares(directory: str) -> Iterator[_Spare]:
-    """Yield the spares of a directory, and what an interrupted `SpareKeeper` left there. Raises OSError."""
-    if calls.islink(directory):
-        return
-    try:
-        names = calls.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
-        if not name.endswith((SUFFIX, MOVED)):
-            continue
-        path = os.path.join(directory, name)
+def _spares(home: str) -> Iterator[_Spare]:
+    """Yield the spares of a home, and what an interrupted `SpareKeeper` left there. Raises OSError."""
+    for path in _paths(home):
         try:
             found = calls.lstat(path)
         except OSError:
             continue  # a writer has it now, or the next look tries again
         yield _Spare(path, found.st_size, found.st_ctime)  # a rename changes the ctime
+
+
+def _paths(home: str) -> list[str]:
+    """Return the paths of the same. A link in the place of the directory is not followed. Raises OSError."""
+    directory = os.path.join(home, DIRECTORY)
+    if calls.islink(directory):
+        return []
+    try:
+        names = calls.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [os.path.join(directory, name) for name in names if name.endswith((SUFFIX, MOVED))]
 
 
 def _size(path: str) -> int:
