@@ -42,6 +42,8 @@ from sortshuffle.homes.lifetime import (
 from sortshuffle.homes.loss import make_producer_run_again
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, executor_pid, is_running, process_namespace, process_start
+from sortshuffle.storage.files import spare_files
+from sortshuffle.storage.files.local_pair import LocalPair
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -332,6 +334,30 @@ def test_a_pair_that_is_being_written_is_not_dead_however_long_it_takes(home: Pa
         writer.finish(WRITER)
     assert found_dead(home) == []
     assert read_pair(PartitionedFile(str(home / NAME))) == [[], []]
+
+
+@pytest.mark.parametrize("now", [float("inf"), None])
+def test_a_pair_whose_writer_takes_a_spare_at_that_moment_is_not_dead(
+    home: Path, monkeypatch: pytest.MonkeyPatch, now: float | None
+) -> None:
+    """Its first file, which is old, was opened to look for the lock, and is not the writer's any more."""
+    monkeypatch.setattr(spare_files, "SMALLEST", 1)
+    (home / "spares").mkdir()
+    (home / "spares" / "old.spare").write_bytes(b"old" * 1000)
+    pair = LocalPair(PartitionedFile(str(home / NAME)))
+    pair.append_data([b"header"])
+    aged(PartitionedFile(str(home / NAME)), 60)
+
+    def slow_flock(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_SH:
+            monkeypatch.setattr(calls, "flock", fcntl.flock)
+            pair.append_data([b"new" * 1000])
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(calls, "flock", slow_flock)
+    assert list(dead_partials(str(home), time.time() if now is None else now)) == []
+    assert names(home / "spares") == []
+    pair.discard()
 
 
 def test_a_pair_is_dead_once_its_writing_process_was_killed(home: Path) -> None:

@@ -465,6 +465,31 @@ def test_spares_make_room_for_a_writer(home: Path, monkeypatch: pytest.MonkeyPat
     assert read_pair(file) == pair_of(b"new").everything()
 
 
+@pytest.mark.parametrize("suffix", [".data.partial", ".index.partial"])
+def test_spares_make_room_for_what_follows_the_header(
+    home: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """In a file that is written over a spare, and in the index."""
+    keeper = SpareKeeper(str(home))
+    for file in [write_pair(home, pair_of(OLD), attempt=attempt) for attempt in range(2)]:
+        keeper.keep(file)
+    full = []
+
+    def writev(descriptor: int, pieces: list[memoryview]) -> int:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(suffix) and len(spares(home)) == 1:  # the writer has taken the other one
+            full.append(path)
+            raise OSError(errno.ENOSPC, "no space")
+        return os.writev(descriptor, pieces)
+
+    monkeypatch.setattr(calls, "writev", writev)
+    file = write_pair(home, pair_of(b"new"), attempt=4)
+    assert len(full) == 1
+    assert spares(home) == []
+    assert read_pair(file) == pair_of(b"new").everything()
+    assert os.path.getsize(file.data_path) == read_index(file).data_bytes
+
+
 def test_a_mounted_directory_has_no_spares_to_make_room(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def writev(descriptor: int, pieces: list[memoryview]) -> int:
         raise OSError(errno.ENOSPC, "no space")
@@ -593,7 +618,9 @@ def test_one_that_cannot_be_deleted_keeps_no_other(home: Path, monkeypatch: pyte
 
 
 def test_other_files_beside_the_spares_stay(home: Path) -> None:
-    kept(home)
+    keeper = SpareKeeper(str(home))
+    for file in [write_pair(home, pair_of(OLD), attempt=attempt) for attempt in range(2)]:
+        keeper.keep(file)
     (home / "spares" / "precious").touch()
     assert spare_files.delete_all(str(home))
     assert spares(home) == ["precious"]
