@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import tempfile
 import threading
 import time
@@ -164,7 +165,7 @@ class Guard:
             if nextitem is None or nextitem.path != item.path:
                 getattr(item, "funcargs", {}).clear()  # they keep what the last test's fixtures have opened
                 left = settled(self._before)
-                assert not left, "left behind:\n" + "\n".join(left)
+                assert not left, "left behind:\n" + "\n".join([*left, *stacks(self._before)])
 
 
 def settled(before: Held) -> list[str]:
@@ -178,6 +179,19 @@ def settled(before: Held) -> list[str]:
         time.sleep(LOOK_S)
         gc.collect()
     return left
+
+
+def stacks(before: Held) -> list[str]:
+    """Where the Python processes are that are left, and who their parents are."""
+    return [
+        subprocess.run(
+            ["py-spy", "dump", "--pid", str(pid)], capture_output=True, text=True, check=False
+        ).stdout
+        + f"parent: {Path(f'/proc/{pid}/stat').read_text().split()[3]}, "
+        + f"waits in {Path(f'/proc/{pid}/wchan').read_text()}"
+        for pid, _ in processes(shared_spark()).keys() - before.processes.keys()
+        if Path(f"/proc/{pid}").exists()
+    ]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -151,7 +151,12 @@ def read(where: dict[str, Any], done: Written, map_id: int = 7) -> bytes:
 
 
 def map_outputs(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("exchange-*"))
+    """Also while directories are deleted, as `Path.rglob` cannot."""
+    return sorted(
+        str(Path(directory, name).relative_to(root))
+        for directory, _, names in os.walk(root)
+        for name in fnmatch.filter(names, "exchange-*")
+    )
 
 
 # Starting
