@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,6 +32,7 @@ WORKER_GONE_S = 200.0
 WORKER = "-m pyspark.daemon pyspark.worker"
 LOOK_S = 0.05
 MARK = "SORTSHUFFLE_TEST_RUN"
+PY_SPY = Path(sys.executable).with_name("py-spy")
 
 MOTO = f"{tempfile.gettempdir()}/#"
 """Its S3 server runs in this process and keeps large objects in files without a name, until it is reset."""
@@ -182,16 +184,10 @@ def settled(before: Held) -> list[str]:
 
 
 def stacks(before: Held) -> list[str]:
-    """Where the Python processes are that are left, and who their parents are."""
-    return [
-        subprocess.run(
-            ["py-spy", "dump", "--pid", str(pid)], capture_output=True, text=True, check=False
-        ).stdout
-        + f"parent: {Path(f'/proc/{pid}/stat').read_text().split()[3]}, "
-        + f"waits in {Path(f'/proc/{pid}/wchan').read_text()}"
-        for pid, _ in processes(shared_spark()).keys() - before.processes.keys()
-        if Path(f"/proc/{pid}").exists()
-    ]
+    """Where the threads of the Python processes are that are left. Of other processes it says nothing."""
+    left = [pid for pid, _ in processes(shared_spark()).keys() - before.processes.keys()]
+    spies = [[str(PY_SPY), "dump", "--pid", str(pid)] for pid in left]
+    return [subprocess.run(spy, capture_output=True, text=True, check=False).stdout for spy in spies]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -66,6 +66,15 @@ def test_what_is_left_fails_the_last_test(pytester: pytest.Pytester, code: str, 
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_is_the_last*", f"*{named}"])
 
 
+def test_a_python_process_that_is_left_says_where_it_is(pytester: pytest.Pytester) -> None:
+    program = pytester.makepyfile(left="import time\ndef lingers():\n    time.sleep(5)\nlingers()")
+    command = f"subprocess.Popen('setsid {sys.executable} {program} &', shell=True).wait()"
+    pytester.makepyfile(LEAVES.format(command))
+    result = pytester.runpytest_subprocess("-p", "leftovers")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines([f"*process *: *{program}", "*lingers (*left.py:3)"])
+
+
 def test_what_ends_with_the_files_fixtures_is_not_left(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(ENDS)
     pytester.runpytest_subprocess("-p", "leftovers").assert_outcomes(passed=1)

@@ -3,6 +3,7 @@ comes back when it dies, with its map outputs; all of it is gone soon after the 
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import socket
