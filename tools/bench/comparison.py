@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from cases import QUICK_EFFORT, Case
 from report import Row, compared, print_queries, print_steps, print_table, record_case, start_facts
 from rounds import measure
-from sides import SPARK, BenchError, started
+from sides import SPARK, BenchError, Setup, started
 
 Step = Callable[[], list[Row]]
 """What makes some lines of the table. Raises `BenchError`."""
 
 
-def run_cases(suite: str, cases: Sequence[Case], quick: bool, ours_off: bool = False) -> list[str]:
+def run_cases(suite: str, cases: Sequence[Case], ours_off: bool = False) -> list[str]:
     """Compare the two sides in these cases; what failed."""
     other = cases[0].setup.other if cases else SPARK
-    return run_steps(suite, comparisons(suite, cases, quick, ours_off), quick, ours_off, other)
+    return run_steps(suite, comparisons(suite, cases, ours_off), False, ours_off, other)
 
 
-def comparisons(suite: str, cases: Sequence[Case], quick: bool, ours_off: bool) -> list[tuple[str, Step]]:
-    if not quick:
-        return [(case.name, partial(_compare, suite, case, ours_off)) for case in cases]
-    plain = [case for case in cases if case.setup.is_plain]
-    return [("quick", partial(_compare_quickly, suite, plain, ours_off))] if plain else []
+def run_quickly(suites: Mapping[str, Sequence[Case]], ours_off: bool = False) -> list[str]:
+    """Compare the two sides in these suites' cases, all tiny; what failed. Suites whose sessions have the
+    same settings share them: to start two sessions takes longer than the jobs of a suite."""
+    groups: dict[Setup, dict[str, Sequence[Case]]] = {}
+    for suite, cases in suites.items():
+        if cases:
+            groups.setdefault(cases[0].quick_setup, {})[suite] = cases
+    return [
+        each
+        for group in groups.values()
+        for each in run_steps(", ".join(group), quick_comparison(group, ours_off), True, ours_off)
+    ]
+
+
+def comparisons(suite: str, cases: Sequence[Case], ours_off: bool) -> list[tuple[str, Step]]:
+    return [(case.name, partial(_compare, suite, case, ours_off)) for case in cases]
+
+
+def quick_comparison(suites: Mapping[str, Sequence[Case]], ours_off: bool) -> list[tuple[str, Step]]:
+    """Of suites whose quick sessions have the same settings."""
+    plain = {suite: [case for case in cases if case.setup.is_plain] for suite, cases in suites.items()}
+    return [("quick", partial(_compare_quickly, plain, ours_off))] if any(plain.values()) else []
 
 
 def run_steps(
@@ -61,9 +78,10 @@ def _compare(suite: str, case: Case, ours_off: bool) -> list[Row]:
     return [compared(case, measured)]
 
 
-def _compare_quickly(suite: str, cases: Sequence[Case], ours_off: bool) -> list[Row]:
+def _compare_quickly(suites: Mapping[str, Sequence[Case]], ours_off: bool) -> list[Row]:
     """Tiny cases, all in the same sessions."""
-    print(f"\n{suite}: every case tiny, both sides at once", flush=True)
+    print(f"\n{', '.join(suites)}: every case tiny, both sides at once", flush=True)
+    cases = [case for members in suites.values() for case in members]
     jobs = [(case, case.requests(True), case.verification(True)) for case in cases]
     rows = []
     with started(cases[0].quick_setup, ours_off) as pair:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
 
 from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 
@@ -29,7 +27,6 @@ import readers  # noqa: E402
 import scale  # noqa: E402
 import service  # noqa: E402
 import worker_memory  # noqa: E402
-from cases import Case  # noqa: E402
 
 # cases that run both sides in one process
 CASES = {
@@ -80,20 +77,25 @@ def main(
     if ours_off and not known:
         raise click.UsageError(f"--ours-off is for {', '.join(NAMES)}")
     harness.recording = not quick and not no_record
-    runs: dict[str, Callable[[bool], list[str] | None]] = dict(CASES)
-    for suite, members in SUITES.items():
-        wanted = [case for case in members if not selected or case.name in selected]
-        runs[suite] = partial(_run_suite, suite, wanted, ours_off)
-    runs[manager.SUITE] = partial(manager.main, selected=selected, ours_off=ours_off)
+    named = cases or (*CASES, *NAMES)
     failed: list[str] = []
-    for name in cases or runs:
-        failed += runs[name](quick) or []
+    for name in named:
+        if name in CASES:
+            CASES[name](quick)
+    suites = {
+        name: [case for case in SUITES[name] if not selected or case.name in selected]
+        for name in named
+        if name in SUITES
+    }
+    if quick:
+        failed += comparison.run_quickly(suites, ours_off)
+    else:
+        for name, members in suites.items():
+            failed += comparison.run_cases(name, members, ours_off)
+    if manager.SUITE in named:
+        failed += manager.main(quick, selected, ours_off)
     if failed:
         sys.exit("failed: " + ", ".join(failed))
-
-
-def _run_suite(suite: str, cases: Sequence[Case], ours_off: bool, quick: bool) -> list[str]:
-    return comparison.run_cases(suite, cases, quick, ours_off)
 
 
 if __name__ == "__main__":
