@@ -22,7 +22,7 @@ import sortshuffle
 
 cloudpickle.register_pickle_by_value(functions)
 
-COUNT = 36
+COUNT = 18
 FIRST_SEED = 1_000_000  # not one of a soak's first million
 SESSION_SETTINGS = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
 
