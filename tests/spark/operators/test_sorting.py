@@ -3,20 +3,19 @@ partitions, what the arguments mean, and more rows than fit into a task's memory
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from oracle import (
     GROUP_KEYS,
     OnlyPython,
-    assert_handed_to_spark,
     assert_same_error,
     confs,
     counter_of_tasks,
@@ -55,7 +54,8 @@ LARGE_ROWS = 60_000
 @pytest.fixture(scope="module")
 def typed(spark: SparkSession) -> DataFrame:
     """300 rows in 3 partitions, with a column of every type."""
-    return data_frame(spark, every_type(seed=21, rows=300)).repartitionById(3, sf.expr("cast(id % 3 as int)"))
+    rows = data_frame(spark, every_type(seed=21, rows=300))
+    return rows.repartitionById(3, sf.expr("cast(id % 3 as int)")).localCheckpoint()
 
 
 def directed(name: str, way: str) -> Column:
@@ -101,35 +101,35 @@ MIXED: list[list[tuple[str, str]]] = [
 """Several keys, of which the last is followed by ``id``, so that there is one right order only."""
 
 
-@pytest.mark.parametrize("keys", MIXED, ids=lambda keys: ", ".join(name for name, _ in keys))
-def test_a_sort_is_a_total_order_over_the_partitions(typed: DataFrame, keys: list[tuple[str, str]]) -> None:
-    columns = [*(directed(*key) for key in keys), sf.col("id").desc()]
-    ours = sortshuffle.frame(typed).sort(*columns)
+def together(frames: Iterable[Any]) -> list[str]:
+    """The rows of several frames in order, in one job, each with its partition and its frame's number."""
+    plain = (each.toDF() if isinstance(each, ShuffleFrame) else each for each in frames)
+    marked = (df.select(sf.lit(number), "*") for number, df in enumerate(plain))
+    return rows_in_order(functools.reduce(DataFrame.union, marked))
+
+
+def test_a_sort_is_a_total_order_over_the_partitions(typed: DataFrame) -> None:
+    orders = [[*(directed(*key) for key in keys), sf.col("id").desc()] for keys in MIXED]
+    ours = [sortshuffle.frame(typed).sort(*columns) for columns in orders]
     # few rows are all in the sample: then the bounds, and so the partitions, are Spark's too
-    assert rows_in_order(ours) == rows_in_order(typed.orderBy(*columns))
-    assert 1 < partition_count(ours) <= 5
+    assert together(ours) == together(typed.orderBy(*columns) for columns in orders)
+    assert all(1 < partition_count(each) <= 5 for each in ours)
 
 
 def test_ties_are_in_any_order_but_none_is_lost(typed: DataFrame) -> None:
-    ours, plain = (frame.orderBy("bo") for frame in (sortshuffle.frame(typed), typed))
-    assert [row.bo for row in ours.collect()] == [row.bo for row in plain.collect()]
-    assert Counter(pairs(ours)) == Counter(pairs(plain))
+    ours, plain = (frame.orderBy("bo").collect() for frame in (sortshuffle.frame(typed), typed))
+    assert [row.bo for row in ours] == [row.bo for row in plain]
+    assert Counter(map(repr, ours)) == Counter(map(repr, plain))
 
 
 def test_every_partition_is_sorted_where_it_is(typed: DataFrame) -> None:
     keys = [directed("dl", "desc"), directed("st", "asc_nulls_last"), sf.col("id")]
-    ours = sortshuffle.frame(typed)
+    frame, shuffled = sortshuffle.frame(typed), sortshuffle.frame(typed).repartition(4, "sh")
     # behind Spark's own partitions, behind a shuffle, and behind a function that hides it
-    assert rows_in_order(ours.sortWithinPartitions(*keys)) == rows_in_order(typed.sortWithinPartitions(*keys))
-    plain = typed.repartition(4, "sh").sortWithinPartitions(*keys)
-    shuffled = ours.repartition(4, "sh")
-    assert rows_in_order(shuffled.sortWithinPartitions(*keys)) == rows_in_order(plain)
-    hidden = shuffled.mapInArrow(_as_they_are, typed.schema)
-    assert rows_in_order(hidden.sortWithinPartitions(*keys)) == rows_in_order(plain)
-
-
-def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
+    ours = (frame, shuffled, shuffled.mapInArrow(lambda batches: batches, typed.schema))
+    plain = (typed, *[typed.repartition(4, "sh")] * 2)
+    found, expected = (together(each.sortWithinPartitions(*keys) for each in side) for side in (ours, plain))
+    assert found == expected
 
 
 def test_what_is_selected_and_filtered_before_and_after_stays_sorted(typed: DataFrame) -> None:
@@ -265,7 +265,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def asked(spark: SparkSession) -> Asked:
-    return Asked(spark.createDataFrame([(1, "a", 0.5)], "k int, S string, v double"))
+    return Asked(spark.range(0, 2, 1, 1).selectExpr("int(id) as k", "string(id) as S", "id / 2 as v"))
 
 
 ARGUMENTS: list[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = [
@@ -323,11 +323,10 @@ def test_what_pyspark_does_not_take_is_refused(
     for sort in (only.sort, only.sortWithinPartitions):
         with pytest.raises(kind, match=said):
             sort(*cols, **ascending)
-    # some fail only when they run
-    assert_same_error(lambda each: each.sort(*cols, **ascending).collect(), asked.frame, asked.df)
-    assert_same_error(
-        lambda each: each.sortWithinPartitions(*cols, **ascending).collect(), asked.frame, asked.df
-    )
+    for name in ("sort", "sortWithinPartitions"):  # some fail only when they run
+        assert_same_error(
+            lambda each, name=name: getattr(each, name)(*cols, **ascending).collect(), asked.frame, asked.df
+        )
 
 
 @pytest.mark.parametrize("name", ["a", "ax", "m"])
@@ -347,33 +346,32 @@ def test_an_expression_is_refused_with_what_to_do(asked: Asked) -> None:
 
 def test_spark_sorts_what_python_cannot(typed: DataFrame) -> None:
     keys = [sf.col("a").desc(), sf.col("id") % 7, sf.col("id")]
-    for method in ("sort", "orderBy"):
-        ours, plain = (getattr(each, method)(*keys) for each in (sortshuffle.frame(typed), typed))
-        assert_handed_to_spark(ours, plain, "sort")
-        assert pairs(ours) == pairs(plain)
+    frame, plain = sortshuffle.frame(typed), typed.sort(*keys)
+    expected = pairs(plain)
+    for ours in (frame.sort(*keys), frame.orderBy(*keys)):
+        assert [(crossing.operator, crossing.to) for crossing in ours._crossings] == [("sort", "Spark")]
+        assert ours._own_rows is None
+        assert ours.schema == plain.schema
+        assert pairs(ours) == expected
 
 
 # --- the first rows of a sort ---------------------------------------------------------------------------
 
 
-FIRST_ROWS: dict[str, Callable[[DataFrame], Any]] = {
-    "limit": lambda rows: rows.limit(7).collect(),
-    "limit of none": lambda rows: rows.limit(0).collect(),
-    "limit of all": lambda rows: rows.limit(1000).collect(),
-    "limit and more": lambda rows: rows.limit(5).filter("id > 30").collect(),
-    "take": lambda rows: rows.take(3),
-    "head": lambda rows: rows.head(2),
-    "first": lambda rows: rows.first(),
-}
-
-
-@pytest.mark.parametrize("call", FIRST_ROWS.values(), ids=FIRST_ROWS)
-def test_the_first_rows_of_a_sort_are_those_of_spark(
-    typed: DataFrame, call: Callable[[DataFrame], Any]
-) -> None:
-    for keys in (["id"], [sf.desc("id")], [sf.col("st").desc_nulls_last(), "id"]):
-        rows = typed.select("id", "st")
-        assert call(sortshuffle.frame(rows).sort(*keys)) == call(rows.sort(*keys))
+def test_the_first_rows_of_a_sort_are_those_of_spark(typed: DataFrame) -> None:
+    rows = typed.select("id", "st")
+    frame = sortshuffle.frame(rows)
+    for key in ("id", sf.desc("id")):
+        assert frame.sort(key).limit(7).collect() == rows.sort(key).limit(7).collect()
+    keys = [sf.col("st").desc_nulls_last(), "id"]
+    plain, ours = rows.sort(*keys).collect(), functools.partial(frame.sort, *keys)
+    assert ours().limit(7).collect() == plain[:7]
+    assert ours().limit(0).collect() == []
+    assert ours().limit(1000).collect() == plain
+    assert ours().limit(5).filter("id > 30").collect() == [row for row in plain[:5] if row.id > 30]
+    assert ours().take(3) == plain[:3]
+    assert ours().head(2) == plain[:2]
+    assert ours().first() == plain[0]
 
 
 @pytest.mark.parametrize(
@@ -385,10 +383,10 @@ def test_the_first_rows_of_a_sort_run_a_function_once_and_one_job(
     spark: SparkSession, call: Callable[[DataFrame], Any]
 ) -> None:
     tasks, counted = counter_of_tasks(spark)
-    ordered = sortshuffle.frame(spark.range(0, 100, 1, 4)).mapInArrow(counted, "id long").sort(sf.desc("id"))
+    ordered = sortshuffle.frame(spark.range(0, 100, 1, 2)).mapInArrow(counted, "id long").sort(sf.desc("id"))
     with jobs(spark) as found:
         assert call(ordered) in ([(99,), (98,)], None)
-    assert (len(found.ids), tasks.value) == (1, 4)
+    assert (len(found.ids), tasks.value) == (1, 2)
 
 
 def test_the_first_rows_of_ranges_that_are_sorted_otherwise_are_not_those_of_a_sort(
@@ -401,8 +399,8 @@ def test_the_first_rows_of_ranges_that_are_sorted_otherwise_are_not_those_of_a_s
         assert row.k < -40
 
 
-def test_show_prints_what_pyspark_prints(typed: DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = typed.select("id", "st")
+def test_show_prints_what_pyspark_prints(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = data_frame(spark, every_type(seed=21, rows=40)).select("id", "st")
     for arguments in ((), (3,), (300, False), (2, 3, True), (0,), (-1,), (2**31 - 1,)):
         sortshuffle.frame(rows).sort("id").show(*arguments)
         ours = capsys.readouterr().out

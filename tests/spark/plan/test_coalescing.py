@@ -3,7 +3,9 @@ rows are the same."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,7 +37,7 @@ from sortshuffle.spark.plan.estimated_sizes import exchanged_size
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Batches = Iterator[pa.RecordBatch]
-MANY, ROWS, CORES = 16, 3000, 2
+MANY, ROWS, CORES = 9, 3000, 2
 COALESCING = "spark.sql.adaptive.coalescePartitions.enabled"
 OFF = {COALESCING: "false"}
 
@@ -43,16 +45,15 @@ OFF = {COALESCING: "false"}
 @pytest.fixture(autouse=True)
 def many(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """However few rows there are, they are exchanged into `MANY` partitions."""
-    for name in ("BYTES", "BYTES_OF_FILES"):
-        monkeypatch.setattr(partition_counts, name, 1)
-    monkeypatch.setattr(partition_counts, "FEW_BYTES", -1)
+    for name, value in (("BYTES", 1), ("BYTES_OF_FILES", 1), ("FEW_BYTES", -1)):
+        monkeypatch.setattr(partition_counts, name, value)
     with confs(spark, {"spark.sql.shuffle.partitions": str(MANY), COALESCING: "true"}):
         yield
 
 
 @pytest.fixture(scope="module")
 def numbers(spark: SparkSession) -> DataFrame:
-    return spark.range(0, ROWS, 1, 3).selectExpr("id % 101 as k", "id", "cast(id % 7 as string) as s")
+    return spark.range(0, ROWS, 1, 2).selectExpr("id % 101 as k", "id", "cast(id % 7 as string) as s")
 
 
 def same(batches: Batches) -> Batches:
@@ -95,7 +96,7 @@ def aggregated(frame: DataFrame) -> DataFrame:
 
 
 def joined(frame: DataFrame) -> DataFrame:
-    others = frame.filter("id % 3 = 0").withColumnRenamed("s", "t").withColumnRenamed("id", "j")
+    others = frame.filter("id % 30 = 0").withColumnRenamed("s", "t").withColumnRenamed("id", "j")
     return frame.join(others, "k", "left").select("id", "t", "j")
 
 
@@ -123,31 +124,36 @@ def placed(frame: DataFrame) -> DataFrame:
     return frame.repartition("k").filter("k > 3").mapInArrow(same, "k long, id long, s string")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [grouped, aggregated, joined, cogrouped, in_several_exchanges, sorted_groups, distinct, placed],
-)
 def test_the_rows_are_sparks(
-    numbers: DataFrame, make: Callable[[DataFrame], DataFrame], capsys: pytest.CaptureFixture[str]
+    numbers: DataFrame, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours: Any = make(sortshuffle.frame(numbers))
-    assert_same_rows(ours, make(numbers))
-    assert IN_ONE in tasks(ours, capsys)
+    cases = (grouped, aggregated, joined, cogrouped, in_several_exchanges, sorted_groups, distinct, placed)
+    text = sf.to_json(sf.struct("*"), {"ignoreNullFields": "false"})
+    plain = [make(numbers).select(sf.lit(make.__name__), text) for make in cases]
+    with confs(spark, {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false"}):
+        expected = Counter(map(tuple, functools.reduce(DataFrame.union, plain).collect()))
+    assert len({name for name, _ in expected}) == len(cases)
+    found: list[tuple[str, str]] = []
+    for make in cases:
+        ours: Any = make(sortshuffle.frame(numbers))
+        found += [(make.__name__, json.dumps(row.asDict(), separators=(",", ":"))) for row in ours.collect()]
+        assert IN_ONE in tasks(ours, capsys), make.__name__
+    assert Counter(found) == expected
 
 
-@pytest.mark.parametrize("largest", [2000, 9000])
 def test_large_partitions_are_read_by_several_tasks(
-    numbers: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], largest: int
+    numbers: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(coalescing, "LARGEST", largest)
     frame = sortshuffle.frame(numbers).select("k", "id").repartition("k")
-    rows = frame.mapInArrow(same, "k long, id long")
-    assert rows.count() == ROWS
-    (exchange,) = frame._chain.exchanges()
-    size = sum(exchange.sizes().totals)
-    assert 16 * ROWS <= size < 17 * ROWS + 1000 * MANY  # two longs a row
-    count = -(-size // largest)
-    assert tasks(rows, capsys) == ([] if count >= MANY else [f"{MANY} small partitions in {count} tasks"])
+    for largest in (2000, 9000):
+        monkeypatch.setattr(coalescing, "LARGEST", largest)
+        rows = frame.mapInArrow(same, "k long, id long")
+        assert rows.count() == ROWS
+        (exchange,) = frame._chain.exchanges()
+        size = sum(exchange.sizes().totals)
+        assert 16 * ROWS <= size < 17 * ROWS + 1000 * MANY  # two longs a row
+        count = -(-size // largest)
+        assert tasks(rows, capsys) == ([] if count >= MANY else [f"{MANY} small partitions in {count} tasks"])
 
 
 def test_a_task_of_few_bytes_has_at_least_a_mebibyte(
@@ -192,9 +198,6 @@ def rows_written(frame: DataFrame, path: Path) -> list[int]:
 def test_every_action_reads_several_partitions_in_a_task(
     numbers: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def made() -> ShuffleFrame:
-        return sortshuffle.frame(numbers).repartition("k").filter(pc.field("id") < 900)
-
     def shown(frame: ShuffleFrame) -> str:
         frame.show(2)
         return capsys.readouterr().out
@@ -218,7 +221,7 @@ def test_every_action_reads_several_partitions_in_a_task(
         "csv": (stored, 1),
     }
     for name, (action, expected) in actions.items():
-        frame = made()
+        frame = sortshuffle.frame(numbers.coalesce(1)).repartition("k").filter(pc.field("id") < 900)
         assert action(frame) == expected, name
         assert tasks(frame, capsys) == [IN_ONE], name
         run = [total for total in frame.stage_totals() if total.stage == frame._runs[-1]]
@@ -286,11 +289,8 @@ def test_the_map_stage_runs_once(numbers: DataFrame, spark: SparkSession) -> Non
             yield batch
 
     frame = sortshuffle.frame(numbers).mapInArrow(noted, numbers.schema).repartition("k")
-    assert (frame.count(), len(frame.toPandas()), len(frame.groupBy("k").count().collect())) == (
-        ROWS,
-        ROWS,
-        101,
-    )
+    found = (frame.count(), len(frame.toPandas()), len(frame.groupBy("k").count().collect()))
+    assert found == (ROWS, ROWS, 101)
     assert calls.value == ROWS
 
 
@@ -368,7 +368,7 @@ def test_a_function_that_fails_in_a_measured_stage_raises_its_error(
     def wrong(batches: Batches) -> Batches:
         yield from (batch.select(["k"]) for batch in batches)
 
-    failing = sortshuffle.frame(numbers).mapInArrow(wrong, numbers.schema).repartition("k")
+    failing = sortshuffle.frame(numbers.coalesce(1)).mapInArrow(wrong, numbers.schema).repartition("k")
     path = str(tmp_path / "new")
     for action in (
         failing.count,
