@@ -4,8 +4,8 @@ read on; without it their map tasks run again, and no others."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from cluster import MASTER_HOST, Cluster
@@ -14,7 +14,7 @@ from engine import eventually
 
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
-ROWS, MAPS, REDUCES = 60_000, 6, 9
+ROWS, MAPS, REDUCES = 6_000, 6, 9
 RIGHT = {"rows": ROWS, "total": ROWS * (ROWS - 1) // 2, "wrong": 0, "partitions": list(range(REDUCES))}
 ONCE = dict.fromkeys(range(MAPS), 1)
 EXECUTORS = 2  # each on a host of its own
@@ -35,11 +35,19 @@ def until_executors_are_gone(cluster: Cluster) -> None:
 
 def mapped(application: Application, directory: Path, door: str) -> Job:
     """A job that waits between its stages. One comes after the other, for each waits for all executors."""
-    job = application.start(door, directory, between=True, hosts=EXECUTORS)
+    job = application.start(door, directory, rows=ROWS, between=True, hosts=EXECUTORS)
     job.until_mapped()
     assert len(job.hosts("map")) == EXECUTORS
     assert job.runs("map") == ONCE
     return job
+
+
+def results_of_doors(jobs: dict[str, Job], runs: dict[int, int]) -> None:
+    """Both go on, side by side, and end so."""
+    for door in DOORS:
+        jobs[door].go("between")
+    assert {door: jobs[door].result() for door in DOORS} == dict.fromkeys(DOORS, RIGHT)
+    assert {door: jobs[door].runs("map") for door in DOORS} == dict.fromkeys(DOORS, runs)
 
 
 # ---- with Spark's external shuffle service -----------------------------------------------------------------
@@ -58,78 +66,79 @@ def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         eventually(lambda: not cluster.pids(kind="shuffle-service"), "Spark's service to end")
 
 
-def test_what_removed_executors_left_goes_when_spark_forgets_it(
-    cluster: Cluster, served: Application, tmp_path: Path
-) -> None:
-    """First, while nothing of others is there."""
-    job = served.start("hold", tmp_path)
-    job.until_mapped()
-    until_executors_are_gone(cluster)
-    # before, Spark would tell executors that are no more to remove its files, and nobody would
-    eventually(lambda: served.run("executors", tmp_path) == 0, "the driver to notice", GONE)
-    assert map_outputs([cluster.directory], served)
-    job.go("between")
-    job.result()
+class Removed(NamedTuple):
+    """Jobs between whose stages all executors were removed. ``outputs``: what each of them has written."""
 
-    def is_gone() -> bool:
-        served.run("collect_garbage", tmp_path)
-        return not map_outputs([cluster.directory], served)
-
-    eventually(is_gone, "map outputs of forgotten frames go", GONE)
-    eventually(lambda: not cluster.pids(kind="janitor"), "the janitors to end with them")
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Jobs between whose stages all executors were removed. ``outputs``: what ``robbed`` has written."""
-
-    doors: dict[str, Job]
-    robbed: Job
-    outputs: dict[str, list[PartitionedFile]]
+    jobs: dict[str, Job]
+    outputs: dict[str, dict[str, list[PartitionedFile]]]
 
 
 @pytest.fixture(scope="module")
 def removed(cluster: Cluster, served: Application, tmp_path_factory: pytest.TempPathFactory) -> Removed:
     """All of them lose the same executors, for each that starts is seconds."""
-    doors = {door: mapped(served, tmp_path_factory.mktemp(door), door) for door in DOORS}
-    before = {file.base for files in map_outputs([cluster.directory], served).values() for file in files}
-    robbed = mapped(served, tmp_path_factory.mktemp("robbed"), "exchange")
-    found = map_outputs([cluster.directory], served)
-    outputs = {host: [file for file in files if file.base not in before] for host, files in found.items()}
+    jobs, old = dict[str, Job](), set[str]()
+    outputs: dict[str, dict[str, list[PartitionedFile]]] = {}
+    for name in (*DOORS, "robbed", "forgotten", "needed"):
+        directory = tmp_path_factory.mktemp(name)
+        if name in ("forgotten", "needed"):
+            jobs[name] = served.start("hold", directory)
+            jobs[name].until_mapped()
+        else:
+            jobs[name] = mapped(served, directory, name if name in DOORS else "exchange")
+        found = map_outputs([cluster.directory], served)
+        outputs[name] = {at: [file for file in files if file.base not in old] for at, files in found.items()}
+        old = bases(found)
     until_executors_are_gone(cluster)
     # of all that ran beside the executors one process for each host looks after what they left
     eventually(lambda: len(cluster.pids(kind="janitor")) == len(found), "janitors of executors to end")
-    return Removed(doors, robbed, outputs)
+    return Removed(jobs, outputs)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_nothing_runs_again_where_sparks_service_serves_what_they_left(removed: Removed, door: str) -> None:
-    job = removed.doors[door]
-    job.go("between")
-    assert job.result() == RIGHT
-    assert job.runs("map") == ONCE
+def bases(outputs: dict[str, list[PartitionedFile]]) -> set[str]:
+    return {file.base for files in outputs.values() for file in files}
+
+
+def test_what_removed_executors_left_goes_when_spark_forgets_it(
+    cluster: Cluster, served: Application, removed: Removed, tmp_path: Path
+) -> None:
+    """First, while no executors have come in their place. What is still needed stays."""
+    # before, Spark would tell executors that are no more to remove its files, and nobody would
+    eventually(lambda: served.run("executors", tmp_path) == 0, "the driver to notice", GONE)
+    others = bases(map_outputs([cluster.directory], served)) - bases(removed.outputs["forgotten"])
+    assert bases(removed.outputs["needed"]) <= others < bases(map_outputs([cluster.directory], served))
+    removed.jobs["forgotten"].go("between")
+    removed.jobs["forgotten"].result()
+
+    def is_gone() -> bool:
+        served.run("collect_garbage", tmp_path)
+        return bases(map_outputs([cluster.directory], served)) == others
+
+    eventually(is_gone, "map outputs of forgotten frames go", GONE)
+
+
+def test_nothing_runs_again_where_sparks_service_serves_what_they_left(removed: Removed) -> None:
+    results_of_doors(removed.jobs, ONCE)
 
 
 def test_map_outputs_of_removed_executors_that_are_lost(removed: Removed) -> None:
     """Spark drops all that the executor had; its map tasks run again, and no others. This test comes after
     those that read what the same executors have left."""
-    job = removed.robbed
+    job = removed.jobs["robbed"]
     host = max(job.hosts("map"))
-    Path(removed.outputs[host][0].data_path).unlink()
+    Path(removed.outputs["robbed"][host][0].data_path).unlink()
     job.go("between")
     assert job.result() == RIGHT
     victims = job.first_runs("map", host)
     assert job.runs("map") == {p: 2 if p in victims else 1 for p in ONCE}
 
 
-def test_with_the_application_all_of_it_goes(cluster: Cluster, served: Application, tmp_path: Path) -> None:
-    """Last, for it ends the application. Its executors are gone, and its frame's files are still needed."""
-    served.start("hold", tmp_path, maps=1).until_mapped()
+def test_with_the_application_all_of_it_goes(cluster: Cluster, served: Application, removed: Removed) -> None:
+    """Last, for it ends the application. Its executors are gone, and a frame's files are still needed."""
     until_executors_are_gone(cluster)
-    assert left_of(served).files
+    assert not removed.jobs["needed"].answer.done()
+    assert bases(removed.outputs["needed"]) <= bases(map_outputs([cluster.directory], served))
     served.stop()
-    expected = {"shuffle-service": 1}
-    eventually(lambda: left_of(served).processes == expected, "its processes to end", GONE)
+    eventually(lambda: left_of(served).processes == {"shuffle-service": 1}, "its processes to end", GONE)
     eventually(lambda: not left_of(served).files and not left_of(served).meetings, "its files to go", GONE)
 
 
@@ -155,19 +164,10 @@ def tracked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         application.kill()
 
 
-@pytest.fixture(scope="module")
-def decommissioned(tracked: Application, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """Jobs between whose stages the same executors are removed, by door."""
-    jobs = {door: mapped(tracked, tmp_path_factory.mktemp(door), door) for door in DOORS}
-    until_executors_are_gone(tracked.cluster)
-    return jobs
-
-
-@pytest.mark.parametrize("door", DOORS)
 def test_without_it_what_decommissioned_executors_had_run_runs_again_once(
-    decommissioned: dict[str, Job], door: str
+    tracked: Application, tmp_path: Path
 ) -> None:
-    job = decommissioned[door]
-    job.go("between")
-    assert job.result() == RIGHT
-    assert job.runs("map") == dict.fromkeys(ONCE, 2)
+    """Those of both doors lose the same executors."""
+    jobs = {door: mapped(tracked, tmp_path / door, door) for door in DOORS}
+    until_executors_are_gone(tracked.cluster)
+    results_of_doors(jobs, dict.fromkeys(ONCE, 2))

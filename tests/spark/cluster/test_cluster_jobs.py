@@ -20,7 +20,7 @@ ROWS, MAPS, REDUCES = 60_000, 6, 9
 RIGHT = {"rows": ROWS, "total": ROWS * (ROWS - 1) // 2, "wrong": 0, "partitions": list(range(REDUCES))}
 TIMEOUT = 5.0  # seconds in which a service must answer
 STANDS_STILL = 3 * TIMEOUT  # for which a consumer asks it for nothing
-OPERATORS_PATIENCE = 250.0  # seconds; all cases take about 50
+OPERATORS_PATIENCE = 250.0  # seconds; all cases take about 30
 
 
 @pytest.fixture(scope="module")
@@ -112,21 +112,19 @@ def standing(application: Application, tmp_path_factory: pytest.TempPathFactory)
     job.go("reduce")
 
 
-def test_each_kind_of_operator_gives_what_it_gives_on_one_host(
+def test_each_kind_of_operator_and_the_demo_give_what_they_give_on_one_host(
     cluster: Cluster, application: Application, standing: Standing, tmp_path: Path
 ) -> None:
+    """Side by side, each in a session of its own."""
     opened_files(cluster)
-    found = application.start("every_operator", tmp_path).result(OPERATORS_PATIENCE)
+    operators = [application.start("every_operator", tmp_path / each, share=int(each)) for each in "01"]
+    demo = application.start("flights", tmp_path / "demo")
+    found: dict[str, list[str]] = {}
+    for job in operators:
+        found |= job.result(OPERATORS_PATIENCE)
     assert {case: differences for case, differences in found.items() if differences} == {}
     assert len(found) >= 22
-    assert_only_own(opened_files(cluster))
-
-
-def test_the_demo_gives_what_it_gives_on_one_host(
-    cluster: Cluster, application: Application, standing: Standing, tmp_path: Path
-) -> None:
-    opened_files(cluster)
-    airports, aircraft = application.run("flights", tmp_path)
+    airports, aircraft = demo.result()
     assert [(name, stops, late) for name, stops, late, *_ in airports] == [
         ("EWR", 24_056, 5_030),
         ("JFK", 26_062, 4_537),

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 
-ROWS, MAPS, REDUCES = 20_000, 6, 8
+ROWS, MAPS, REDUCES = 4000, 4, 3
 SWEPT = 60.0  # seconds until the service has removed what the application left
 
 
@@ -37,7 +37,7 @@ def start_service(directory: str) -> tuple[subprocess.Popen[str], str]:
     """The process, and its port."""
     command = [sys.executable, "-m", "sortshuffle.cli.main", "serve", os.path.join(directory, "served")]
     command += ["--port", "0", "--http-port", "0", "--secret-file", os.path.join(directory, "secret")]
-    command += ["--linger", "3s"]  # here Spark's own directories go with this process
+    command += ["--linger", "0s"]  # here Spark's own directories go with this process
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     found = re.search(r":(\d+);", process.stdout.readline())

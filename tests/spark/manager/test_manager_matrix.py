@@ -33,26 +33,11 @@ def sides(sides_with: Callable[..., Sides]) -> Sides:
 @pytest.mark.parametrize(
     "job",
     [
-        "aggregate",
-        "aggregate_without_adaption",
-        "aggregate_of_objects",
-        "rollup",
-        "distinct",
-        "set_operations",
-        "window",
+        "queries",
+        "queries_without_adaption",
+        "queries_of_nothing",
         "sort",
-        "sort_nulls",
         "limits",
-        "limit_then_shuffle",
-        "by_hash",
-        "by_range",
-        "round_robin",
-        "by_id",
-        "to_one",
-        "nothing",
-        "empty_outputs",
-        "nulls",
-        "no_columns",
         "wide",
         "big_rows",
         "every_kind_of_column",
@@ -62,23 +47,20 @@ def test_sql(sides: Sides, job: str) -> None:
     sides.equal(job)
 
 
-@pytest.mark.parametrize("how", ["full", "left_anti"])
-def test_a_sort_merge_join(sides: Sides, how: str) -> None:
-    assert "SortMergeJoin" in plan(sides, "sort_merge_join", how=how)
-
-
-def test_a_shuffled_hash_join(sides: Sides) -> None:
-    assert "ShuffledHashJoin" in plan(sides, "shuffled_hash_join")
+def test_shuffled_joins(sides: Sides) -> None:
+    found = plan(sides, "joins")
+    assert re.search("SortMergeJoin.* FullOuter", found)
+    assert re.search("SortMergeJoin.* LeftAnti", found)
+    assert "ShuffledHashJoin" in found
 
 
 def test_one_shuffle_that_two_stages_read(sides: Sides) -> None:
     assert "ReusedExchange" in plan(sides, "reused_exchange")
 
 
-@pytest.mark.parametrize("how", ["inner", "left"])
-def test_a_skew_join_reads_ranges_of_map_outputs(sides: Sides, how: str) -> None:
-    found = plan(sides, "skew_join", how=how)
-    assert "SortMergeJoin(skew=true)" in found
+def test_skew_joins_read_ranges_of_map_outputs(sides: Sides) -> None:
+    found = plan(sides, "skew_join")
+    assert found.count("SortMergeJoin(skew=true)") == 2
     assert "AQEShuffleRead coalesced and skewed" in found or "AQEShuffleRead skewed" in found
 
 
@@ -96,9 +78,9 @@ def test_a_rebalanced_read_splits_a_large_partition(sides: Sides) -> None:
     assert "AQEShuffleRead coalesced and skewed" in plan(sides, "rebalanced")
 
 
-def plan(sides: Sides, job: str, **arguments: Any) -> str:
+def plan(sides: Sides, job: str) -> str:
     """A job's plan, the same on both sides."""
-    return str(sides.equal(job, **arguments).value["plan"])
+    return str(sides.equal(job).value["plan"])
 
 
 def test_the_metrics_are_those_of_sparks_own_shuffle(sides: Sides) -> None:
@@ -114,60 +96,13 @@ def test_three_thousand_partitions(sides: Sides) -> None:
 # ---- RDDs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        "reduce_by_key",
-        "aggregate_by_key",
-        "fold_and_combine",
-        "group_by_key",
-        "sort_by_key",
-        "sort_by",
-        "sort_within_partitions",
-        "partition_by",
-        "repartition",
-        "cogroup",
-        "distinct_values",
-        "subtract_and_intersect",
-        "texts_and_objects",
-        "of_nothing",
-        "persisted",
-        "many_small_blocks",
-    ],
-)
+@pytest.mark.parametrize("job", ["operations", "sorting_operations", "persisted"])
 def test_rdds_of_python(sides: Sides, job: str) -> None:
     sides.equal(job)
 
 
-@pytest.mark.parametrize("how", ["join", "leftOuterJoin", "fullOuterJoin"])
-def test_a_join_of_rdds(sides: Sides, how: str) -> None:
-    sides.equal("join", how=how)
-
-
-@pytest.mark.parametrize(
-    "job",
-    [
-        "java_group_by_key",
-        "java_distinct",
-        "java_count_approximately",
-        "java_sort_by_key",
-        "java_join",
-        "java_cogroup",
-        "java_big_records",
-        "java_subtract_and_intersect",
-        "java_repartition",
-        "java_many_partitions",
-        "java_nothing",
-        "java_shuffled",
-    ],
-)
-def test_rdds_of_java_objects_with_java_serializer(sides: Sides, job: str) -> None:
-    sides.equal(job)
-
-
-@pytest.mark.parametrize("job", ["kryo", "kryo_big_records", "kryo_of_primitives"])
-def test_rdds_of_java_objects_with_kryo(sides: Sides, job: str) -> None:
-    sides.equal(job)
+def test_rdds_of_java_objects(sides: Sides) -> None:
+    sides.equal("java_operations")
 
 
 # ---- what else a session does ------------------------------------------------------------------------------
@@ -176,15 +111,12 @@ def test_rdds_of_java_objects_with_kryo(sides: Sides, job: str) -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        "stream",
-        "deduplicated_stream",
+        "streams",
         "cached",
         "collected_twice",
         "files_cleaned_up",
         "checkpointed",
         "python_functions",
-        "pandas_groups",
-        "arrow_groups",
         "side_by_side",
     ],
 )
@@ -197,16 +129,14 @@ def test_frames_and_rdds_of_this_package(sides: Sides, job: str) -> None:
     sides.equal(job, control=1)
 
 
-@pytest.mark.parametrize("job", ["failing_map_task", "failing_reduce_task"])
-def test_a_task_that_fails_leaves_nothing_and_spoils_nothing(sides: Sides, job: str) -> None:
-    assert sides.equal(job).value["failed"] == "told to fail"
+def test_tasks_that_fail_leave_nothing_and_spoil_nothing(sides: Sides) -> None:
+    assert sides.equal("failing_tasks").value["failed"] == {"map": "told to fail", "reduce": "told to fail"}
     eventually(lambda: not sides.ours.unfinished(), "the unfinished files go")
 
 
-@pytest.mark.parametrize(("when", "interrupt"), [("map", False), ("map", True), ("reduce", True)])
-def test_a_cancelled_job_leaves_nothing_and_spoils_nothing(sides: Sides, when: str, interrupt: bool) -> None:
-    found = sides.equal("cancelled", when=when, interrupt=interrupt)
-    assert found.value["outcome"] == ["cancelled"]
+def test_cancelled_jobs_leave_nothing_and_spoil_nothing(sides: Sides) -> None:
+    found = sides.equal("cancelled").value["outcomes"]
+    assert found == {case: ["cancelled"] for case in ("map, False", "map, True", "reduce, True")}
     eventually(lambda: not sides.ours.unfinished(), "the unfinished files go")
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from registry import job
 from results import collected, ordered, partitions, unordered
-from sql_jobs import numbers, use
+from sql_jobs import numbers, together, use
 
 import sortshuffle
 
@@ -37,39 +37,9 @@ def wait_until(condition: Any, what: str) -> None:
 
 
 @job
-def stream(spark: SparkSession, directory: str) -> Found:
-    """Micro-batches of a file each, and a state that is kept from one to the next."""
-    use(spark, {"spark.sql.shuffle.partitions": "3"})
-    source = f"{directory}/source"
-    for number in range(3):
-        numbers(spark, 500, 1).withColumn("k", sf.col("k") % (10 + number)).write.mode("append").parquet(
-            source
-        )
-    rows = spark.readStream.schema("id long, k int, v decimal(20, 2), t string").option(
-        "maxFilesPerTrigger", 1
-    )
-    counted = rows.parquet(source).groupBy("k").agg(sf.count("*").alias("n"), sf.sum("id").alias("s"))
-    batches: list[int] = []
-
-    def keep(batch: DataFrame, number: int) -> None:
-        batch.repartition(2).write.parquet(f"{directory}/batches/{number}")
-        batches.append(number)
-
-    query = (
-        counted.writeStream.outputMode("update")
-        .option("checkpointLocation", f"{directory}/checkpoint")
-        .trigger(availableNow=True)
-        .foreachBatch(keep)
-        .start()
-    )
-    assert query.awaitTermination(120)
-    last = spark.read.parquet(f"{directory}/batches/{max(batches)}")
-    return {**collected(last), "batches": len(batches)}
-
-
-@job
-def deduplicated_stream(spark: SparkSession, directory: str) -> Found:
-    """Two shuffles in each batch, into a table in memory."""
+def streams(spark: SparkSession, directory: str) -> Found:
+    """Micro-batches of a file each. Of one stream a state is kept from one to the next, and a batch is
+    shuffled once more; the other drops what has come before, into a table in memory."""
     use(spark, {"spark.sql.shuffle.partitions": "3"})
     source = f"{directory}/source"
     for number in range(2):
@@ -77,22 +47,33 @@ def deduplicated_stream(spark: SparkSession, directory: str) -> Found:
             1
         ).write.mode("append").parquet(source)
     rows = spark.readStream.schema("id long, k long").option("maxFilesPerTrigger", 1).parquet(source)
-    query = (
-        rows.dropDuplicates(["id"])
-        .writeStream.queryName("found")
-        .option("checkpointLocation", f"{directory}/checkpoint")
-        .trigger(availableNow=True)
-        .format("memory")
-        .start()
-    )
-    assert query.awaitTermination(120)
-    return collected(spark.table("found").groupBy("k").agg(sf.count("*"), sf.sum("id")))
+    batches: list[int] = []
+
+    def keep(batch: DataFrame, number: int) -> None:
+        batch.repartition(2).write.parquet(f"{directory}/batches/{number}")
+        batches.append(number)
+
+    def started(writer: Any, name: str) -> Any:
+        return writer.option("checkpointLocation", f"{directory}/{name}").trigger(availableNow=True).start()
+
+    counted = rows.groupBy("k").agg(sf.count("*").alias("n"), sf.sum("id").alias("s"))
+    running = [
+        started(counted.writeStream.outputMode("update").foreachBatch(keep), "counted"),
+        started(rows.dropDuplicates(["id"]).writeStream.queryName("found").format("memory"), "found"),
+    ]
+    assert all(query.awaitTermination(120) for query in running)
+    last = spark.read.parquet(f"{directory}/batches/{max(batches)}")
+    return {
+        "counted": unordered(last.collect()),
+        "found": collected(spark.table("found").groupBy("k").agg(sf.count("*"), sf.sum("id"))),
+        "batches": len(batches),
+    }
 
 
 @job
 def cached(spark: SparkSession, _: str) -> Found:
     """A table in memory that was made by a shuffle, and is shuffled again."""
-    kept = numbers(spark).repartition(5, "k").cache()
+    kept = numbers(spark, 5000).repartition(5, "k").cache()
     first = kept.count()
     found = collected(
         kept.groupBy("t").agg(sf.count("*"), sf.sum("v")).join(kept.groupBy("t").agg(sf.max("id")), "t")
@@ -105,10 +86,10 @@ def cached(spark: SparkSession, _: str) -> Found:
 @job
 def collected_twice(spark: SparkSession, _: str) -> Found:
     """One plan, run twice: its shuffle is made once."""
-    frame = numbers(spark).groupBy("k").agg(sf.sum("id").alias("s"))
+    frame = numbers(spark, 5000).groupBy("k").agg(sf.sum("id").alias("s"))
     first = unordered(frame.collect())
     assert first == unordered(frame.collect())
-    rdd = numbers(spark).repartition(3, "k").rdd
+    rdd = numbers(spark, 5000).repartition(3, "k").rdd
     assert rdd.count() == rdd.filter(lambda row: row.id >= 0).count()
     return first
 
@@ -154,13 +135,9 @@ def checkpointed(spark: SparkSession, directory: str) -> Found:
 
 @job
 def python_functions(spark: SparkSession, _: str) -> Found:
+    """Of values, of groups and cogroups in pandas, and of groups in Arrow."""
     double = sf.udf(lambda value: value * 2, "long")
-    found = numbers(spark, 3000).withColumn("d", double("id")).groupBy("k").agg(sf.sum("d").alias("d"))
-    return collected(found.where(double("d") > 100))
 
-
-@job
-def pandas_groups(spark: SparkSession, _: str) -> Found:
     def describe(group: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame({"k": group.k[:1], "n": [len(group)], "s": [int(group.id.sum())]})
 
@@ -168,22 +145,19 @@ def pandas_groups(spark: SparkSession, _: str) -> Found:
         key = (left if len(left) else right).k[:1]
         return pd.DataFrame({"k": list(key), "n": [len(left)], "m": [len(right)]})
 
-    few = numbers(spark, 3000).where("k < 40")
+    def largest(table: pa.Table) -> pa.Table:
+        return table.sort_by([("id", "descending")]).slice(0, 2)
+
+    few = numbers(spark, 3000).where("k < 40").select("id", "k")
+    doubled = few.withColumn("d", double("id")).groupBy("k").agg(sf.sum("d").alias("d"))
     described = few.groupBy("k").applyInPandas(describe, "k int, n long, s long")
     other = few.where("id % 3 = 0").groupBy("k")
     cogrouped = (
         few.where("id % 2 = 0").groupBy("k").cogroup(other).applyInPandas(both, "k int, n long, m long")
     )
-    return collected(described.join(cogrouped, "k"))
-
-
-@job
-def arrow_groups(spark: SparkSession, _: str) -> Found:
-    def largest(table: pa.Table) -> pa.Table:
-        return table.sort_by([("id", "descending")]).slice(0, 2)
-
-    few = numbers(spark, 3000).select("id", "k").where("k < 40")
-    return collected(few.groupBy("k").applyInArrow(largest, "id long, k int"))
+    sliced = few.groupBy("k").applyInArrow(largest, "id long, k int")
+    queries = {"doubled": doubled.where(double("d") > 100), "joined": described.join(cogrouped, "k")}
+    return together({**queries, "sliced": sliced})
 
 
 @job
@@ -254,34 +228,46 @@ def _failing_at(batch_number: int) -> Any:
     return pass_on
 
 
+def _counted(many: DataFrame) -> Found:
+    """The session goes on."""
+    return collected(many.selectExpr("count(*)", "sum(length(t))"))
+
+
 @job
-def failing_map_task(spark: SparkSession, _: str) -> Found:
-    """A task fails when it has sent some of its rows; the session goes on."""
+def failing_tasks(spark: SparkSession, _: str) -> Found:
+    """One fails when it has sent some of its rows, one when it has read some."""
     many = many_rows(spark)
-    failed = _what_fails(many.mapInArrow(_failing_at(IN_THE_MIDDLE), many.schema).repartition(8, "id"))
-    return {**collected(many.repartition(3, "id").selectExpr("count(*)", "sum(length(t))")), "failed": failed}
+    placed = many.repartition(3, "id")
+    failed = {
+        "map": _what_fails(many.mapInArrow(_failing_at(IN_THE_MIDDLE), many.schema).repartition(8, "id")),
+        "reduce": _what_fails(placed.mapInArrow(_failing_at(3), many.schema)),
+    }
+    return {**_counted(placed), "failed": failed}
 
 
 @job
-def failing_reduce_task(spark: SparkSession, _: str) -> Found:
-    """A task fails when it has read some of its rows."""
-    many = many_rows(spark).repartition(3, "id")
-    failed = _what_fails(many.mapInArrow(_failing_at(3), many.schema))
-    return {**collected(many.selectExpr("count(*)", "sum(length(t))")), "failed": failed}
-
-
-@job
-def cancelled(spark: SparkSession, directory: str, *, when: str, interrupt: bool) -> Found:
-    """A job that is cancelled while its map tasks write, or its reduce tasks read, and another after it."""
-    context = spark.sparkContext
+def cancelled(spark: SparkSession, directory: str) -> Found:
+    """Jobs that are cancelled while their map tasks write, or their reduce tasks read, with interrupts and
+    without, and another after them."""
     many = many_rows(spark)
+    cases = [("map", False), ("map", True), ("reduce", True)]
+    outcomes = {
+        f"{when}, {interrupt}": _cancelled(many, directory, when, interrupt) for when, interrupt in cases
+    }
+    return {**_counted(many.repartition(3, "id")), "outcomes": outcomes}
+
+
+def _cancelled(many: DataFrame, above: str, when: str, interrupt: bool) -> list[str]:
+    context = many.sparkSession.sparkContext
+    directory = Path(above, f"{when}-{interrupt}")
+    directory.mkdir()
     stop_at = IN_THE_MIDDLE if when == "map" else 3
 
     def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
             if number == stop_at:
-                open(os.path.join(directory, f"waiting-{TaskContext.get().taskAttemptId()}"), "x").close()
-                wait_until(lambda: os.path.exists(os.path.join(directory, "go")), "the test")
+                Path(directory, f"waiting-{TaskContext.get().taskAttemptId()}").touch(exist_ok=False)
+                wait_until(Path(directory, "go").exists, "the test")
             yield batch
 
     if when == "map":
@@ -301,9 +287,7 @@ def cancelled(spark: SparkSession, directory: str, *, when: str, interrupt: bool
     thread = InheritableThread(target=run)
     thread.start()
     try:
-        wait_until(
-            lambda: len(list(Path(directory).glob("waiting-*"))) >= 2 or outcome, "two tasks in the middle"
-        )
+        wait_until(lambda: len(list(directory.glob("waiting-*"))) >= 2 or outcome, "two tasks in the middle")
         context.cancelJobGroup("to cancel")
     finally:
         thread.join(PATIENCE)
@@ -313,8 +297,7 @@ def cancelled(spark: SparkSession, directory: str, *, when: str, interrupt: bool
     wait_until(
         lambda: sum(each.numRunningTasks() for each in tracker.getExecutorInfos()) == 0, "the tasks end"
     )
-    found = collected(many.repartition(3, "id").selectExpr("count(*)", "sum(length(t))"))
-    return {**found, "outcome": outcome}
+    return outcome
 
 
 @job
@@ -324,13 +307,13 @@ def side_by_side(spark: SparkSession, _: str) -> Found:
     failed: list[Exception] = []
 
     def run(number: int) -> None:
-        frame = numbers(spark, 5000 + number).groupBy("k").agg(sf.sum("id").alias("s"), sf.count("*"))
+        frame = numbers(spark, 2000 + number).groupBy("k").agg(sf.sum("id").alias("s"), sf.count("*"))
         try:
             found[number] = unordered(frame.collect())["digest"]
         except Exception as error:
             failed.append(error)
 
-    threads = [InheritableThread(target=run, args=(number,)) for number in range(5)]
+    threads = [InheritableThread(target=run, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -338,7 +321,7 @@ def side_by_side(spark: SparkSession, _: str) -> Found:
         assert not thread.is_alive()
     if failed:
         raise failed[0]
-    return ordered(found[number] for number in range(5))
+    return ordered(found[number] for number in range(3))
 
 
 @job

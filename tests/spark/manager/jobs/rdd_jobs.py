@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import add
 from typing import Any
 
+from java_jobs import dependency_of
 from pyspark import RDD
 from pyspark.sql import SparkSession
 from pyspark.storagelevel import StorageLevel
 from registry import job
-from results import ordered, partitions, unordered
+from results import ordered, partitions
 
-COUNT, TASKS, PARTS = 20_000, 4, 6
+COUNT, TASKS, PARTS = 4000, 3, 4
 Found = dict[str, Any]
 
 
@@ -21,24 +23,16 @@ def pairs(spark: SparkSession, keys: int = 300, count: int = COUNT) -> RDD[tuple
     )
 
 
+def together(spark: SparkSession, rdds: dict[str, RDD[Any]]) -> dict[str, list[list[Any]]]:
+    """The rows of each partition of several RDDs, by name, that one job makes."""
+    # `glom` first: RDDs that have one partitioner would become one
+    parts: Iterator[Any] = iter(spark.sparkContext.union([rdd.glom() for rdd in rdds.values()]).collect())
+    return {name: [next(parts) for _ in range(rdd.getNumPartitions())] for name, rdd in rdds.items()}
+
+
 @job
 def reduce_by_key(spark: SparkSession, _: str) -> Found:
     return partitions(pairs(spark).reduceByKey(add, PARTS).glom().collect())
-
-
-@job
-def aggregate_by_key(spark: SparkSession, _: str) -> Found:
-    counted = pairs(spark).aggregateByKey(
-        (0, 0), lambda s, v: (s[0] + 1, s[1] + v), lambda s, t: (s[0] + t[0], s[1] + t[1]), PARTS
-    )
-    return partitions(counted.glom().collect())
-
-
-@job
-def fold_and_combine(spark: SparkSession, _: str) -> Found:
-    folded = pairs(spark).foldByKey(0, max, PARTS)
-    combined = pairs(spark).combineByKey(str, lambda s, v: min(s, str(v)), min, PARTS)
-    return partitions(folded.union(combined).glom().collect())
 
 
 @job
@@ -47,84 +41,76 @@ def group_by_key(spark: SparkSession, _: str) -> Found:
 
 
 @job
-def sort_by_key(spark: SparkSession, _: str) -> Found:
-    found = pairs(spark, COUNT + 1).sortByKey(ascending=False, numPartitions=PARTS)
-    return ordered(found.collect())
-
-
-@job
-def sort_by(spark: SparkSession, _: str) -> Found:
-    words = pairs(spark).map(lambda pair: f"{pair[0]:05d}-{pair[1]}")
-    return ordered(words.sortBy(lambda word: word, numPartitions=PARTS).collect())
-
-
-@job
-def sort_within_partitions(spark: SparkSession, _: str) -> Found:
-    keyed = pairs(spark).map(lambda pair: (pair, None))
-    found = keyed.repartitionAndSortWithinPartitions(PARTS, lambda key: key[0])
-    return ordered(f"{number}: {row}" for number, part in enumerate(found.glom().collect()) for row in part)
-
-
-@job
-def partition_by(spark: SparkSession, _: str) -> Found:
-    return partitions(pairs(spark).partitionBy(PARTS, lambda key: key * 7).glom().collect())
-
-
-@job
-def repartition(spark: SparkSession, _: str) -> Found:
-    return partitions(pairs(spark).repartition(11).glom().collect())
-
-
-@job
-def join(spark: SparkSession, _: str, *, how: str) -> Found:
-    left = pairs(spark, 300, 900)
-    right = pairs(spark, 400, 1200).mapValues(lambda number: f"r{number}")
-    return unordered(getattr(left, how)(right, PARTS).collect())
-
-
-@job
-def cogroup(spark: SparkSession, _: str) -> Found:
+def operations(spark: SparkSession, _: str) -> Found:
     left, right = pairs(spark, 300, 900), pairs(spark, 400, 1200)
-    found = left.cogroup(right, PARTS).mapValues(lambda both: tuple(map(sorted, both)))
-    return partitions(found.glom().collect())
+    less = pairs(spark, 300, 1800)
+    placed = pairs(spark).partitionBy(PARTS, lambda key: key * 7)
+    found = {
+        "reduced": pairs(spark).reduceByKey(add, PARTS),
+        "aggregated": pairs(spark).aggregateByKey(
+            (0, 0), lambda s, v: (s[0] + 1, s[1] + v), lambda s, t: (s[0] + t[0], s[1] + t[1]), PARTS
+        ),
+        "folded": pairs(spark).foldByKey(0, max, PARTS),
+        "combined": pairs(spark).combineByKey(str, lambda s, v: min(s, str(v)), min, PARTS),
+        "grouped": pairs(spark).groupByKey(PARTS).mapValues(sorted),
+        "placed": placed,
+        "repartitioned": pairs(spark).repartition(11),
+        "cogrouped": left.cogroup(right, PARTS).mapValues(lambda both: tuple(map(sorted, both))),
+        **{how: getattr(left, how)(right, PARTS) for how in ("join", "leftOuterJoin", "fullOuterJoin")},
+        "distinct": pairs(spark).map(lambda pair: pair[1] % 701).distinct(PARTS),
+        "subtracted": less.subtract(left),
+        "intersected": left.intersection(less),
+        "subtracted by key": left.subtractByKey(right),
+        "many small blocks": pairs(spark, 50).repartition(20).partitionBy(60).coalesce(PARTS),
+        **of_nothing(spark),
+        **texts_and_objects(spark),
+    }
+    serializer = dependency_of(placed._jrdd.rdd()).serializer()
+    rows = {name: partitions(parts) for name, parts in together(spark, found).items()}
+    return {**rows, "serializer": serializer.getClass().getSimpleName()}
 
 
 @job
-def distinct_values(spark: SparkSession, _: str) -> Found:
-    return unordered(pairs(spark).map(lambda pair: pair[1] % 701).distinct(PARTS).collect())
+def sorting_operations(spark: SparkSession, _: str) -> Found:
+    words = pairs(spark).map(lambda pair: f"{pair[0]:05d}-{pair[1]}")
+    keyed = pairs(spark).map(lambda pair: (pair, None))
+    found: dict[str, RDD[Any]] = {
+        "by key": pairs(spark, COUNT + 1).sortByKey(ascending=False, numPartitions=PARTS),
+        "by a function": words.sortBy(lambda word: word, numPartitions=PARTS),
+        "within partitions": keyed.repartitionAndSortWithinPartitions(PARTS, lambda key: key[0]),
+    }
+    return {
+        name: ordered(f"{number}: {row}" for number, part in enumerate(parts) for row in part)
+        for name, parts in together(spark, found).items()
+    }
 
 
-@job
-def subtract_and_intersect(spark: SparkSession, _: str) -> Found:
-    left, right = pairs(spark, 300, 900), pairs(spark, 300, 1800)
-    found = right.subtract(left).union(left.intersection(right)).union(left.subtractByKey(right))
-    return unordered(found.collect())
-
-
-@job
-def texts_and_objects(spark: SparkSession, _: str) -> Found:
-    """Keys of many kinds, rows of a megabyte."""
+def texts_and_objects(spark: SparkSession) -> dict[str, RDD[Any]]:
+    """Keys of many kinds, rows of megabytes."""
     # no two are equal, as 1 and True: which of them stands for both depends on which comes first
     keys: list[Any] = [None, 3, 2.5, "é", b"\x00\xff", (1, "x"), True]
     made = spark.sparkContext.parallelize(range(700), 3).map(lambda n: (keys[n % 7], n))
-    large = spark.sparkContext.parallelize(range(12), 3).map(lambda n: (n, "x" * (n << 20)))
-    lengths = large.partitionBy(5).mapValues(len)
-    return partitions(made.groupByKey(PARTS).mapValues(sorted).union(lengths).glom().collect())
+    large = spark.sparkContext.parallelize([0, 1, 5], 3).map(lambda n: (n, "x" * (n << 20)))
+    return {
+        "keys of many kinds": made.groupByKey(PARTS).mapValues(sorted),
+        "large": large.partitionBy(5).mapValues(len),
+    }
 
 
-@job
-def of_nothing(spark: SparkSession, _: str) -> Found:
+def of_nothing(spark: SparkSession) -> dict[str, RDD[Any]]:
     """RDDs without partitions, and without rows."""
     context = spark.sparkContext
-    none, empty = context.emptyRDD(), context.parallelize([], 3)
-    keyed = [rdd.map(lambda each: (each, each)) for rdd in (none, empty)]
-    found = [rdd.reduceByKey(add, 4).collect() for rdd in keyed]
-    found += [rdd.partitionBy(3).glom().collect() for rdd in keyed]
-    found += [rdd.join(pairs(spark, 5, 10), 3).collect() for rdd in keyed]
-    found += [rdd.distinct(2).collect() for rdd in (none, empty)]
-    found += [empty.map(lambda each: (each, each)).sortByKey().collect()]
-    found += [sorted(keyed[0].union(pairs(spark, 5, 10)).reduceByKey(add, 3).collect())]
-    return ordered(found)
+    found: dict[str, RDD[Any]] = {}
+    for name, rdd in {"no partitions": context.emptyRDD(), "no rows": context.parallelize([], 3)}.items():
+        keyed: RDD[Any] = rdd.map(lambda each: (each, each))
+        found |= {
+            f"{name}, reduced": keyed.reduceByKey(add, 4),
+            f"{name}, placed": keyed.partitionBy(3),
+            f"{name}, joined": keyed.join(pairs(spark, 5, 10), 3),
+            f"{name}, distinct": rdd.distinct(2),
+            f"{name}, with others": keyed.union(pairs(spark, 5, 10)).reduceByKey(add, 3),
+        }
+    return found
 
 
 @job
@@ -136,9 +122,3 @@ def persisted(spark: SparkSession, _: str) -> Found:
     kept.unpersist(blocking=True)
     assert sorted(map(sorted, first)) == sorted(map(sorted, grouped.glom().collect()))
     return partitions(first)
-
-
-@job
-def many_small_blocks(spark: SparkSession, _: str) -> Found:
-    found = pairs(spark, 50, 5000).repartition(25).partitionBy(25)
-    return partitions(found.glom().collect())

@@ -44,10 +44,9 @@ def sorted_frame(df: DataFrame) -> dict[str, Any]:
     return {**ordered(df.collect()), "plan": plan_of(df)}
 
 
-def placed(df: DataFrame) -> dict[str, Any]:
+def placed(df: DataFrame) -> DataFrame:
     """A frame's rows and the partition of each."""
-    with_place = df.withColumn("in_partition", sf.spark_partition_id())
-    return collected(with_place)
+    return df.withColumn("in_partition", sf.spark_partition_id())
 
 
 def hashed(df: DataFrame) -> dict[str, Any]:

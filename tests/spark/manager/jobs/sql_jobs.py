@@ -7,13 +7,14 @@ whose sum depends on the order of the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 from oracle import data_frame, every_type
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from registry import job
-from results import collected, hashed, placed, sorted_frame
+from results import collected, hashed, placed, plan_of, sorted_frame, unordered
 
 ROWS, MAPS = 20_000, 4
 SPREAD = 2_654_435_761  # so that neighbours are far apart
@@ -44,44 +45,117 @@ def numbers(spark: SparkSession, rows: int = ROWS, maps: int = MAPS) -> DataFram
     )
 
 
-# ---- aggregates --------------------------------------------------------------------------------------------
+def together(queries: dict[str, DataFrame]) -> dict[str, Any]:
+    """The rows of several queries, by name, that run as one; and the plan of that."""
+    texts = [
+        df.select(sf.lit(name), sf.to_json(sf.struct("*"), {"ignoreNullFields": "false"}))
+        for name, df in queries.items()
+    ]
+    every = reduce(DataFrame.unionAll, texts)
+    found: dict[str, list[str]] = {name: [] for name in queries}
+    for name, text in every.collect():
+        found[name].append(text)
+    return {**{name: unordered(rows) for name, rows in found.items()}, "plan": plan_of(every)}
+
+
+# ---- queries -----------------------------------------------------------------------------------------------
+
+
+def aggregated(rows: DataFrame) -> DataFrame:
+    sums = [sf.count("*"), sf.sum("v"), sf.min("t"), sf.max("id"), sf.countDistinct("t")]
+    return rows.groupBy("k").agg(*sums)
 
 
 @job
 def aggregate(spark: SparkSession, _: str) -> Found:
-    sums = [sf.count("*"), sf.sum("v"), sf.min("t"), sf.max("id"), sf.countDistinct("t")]
-    return collected(numbers(spark).groupBy("k").agg(*sums))
+    return collected(aggregated(numbers(spark)))
 
 
 @job
-def aggregate_without_adaption(spark: SparkSession, _: str) -> Found:
+def queries(spark: SparkSession, _: str) -> Found:
+    """Of those that tell partitions nothing comes before that adaptive execution might change."""
+    rows = numbers(spark, 6000)
+    parts = rows.select("k", (sf.col("id") % 6).alias("m"))
+    left, right = parts.where("m < 4"), parts.where("m > 2")
+    by = Window.partitionBy("k").orderBy("id")
+    return together(
+        {
+            "by hash": placed(rows.repartition(7, "k")),
+            "by range": placed(rows.repartitionByRange(6, sf.desc("k"), "id")),
+            "round robin": placed(rows.repartition(9)),
+            "by id": placed(rows.repartitionById(8, "k")),
+            # some map outputs have no rows, and most partitions
+            "empty outputs": placed(
+                numbers(spark, 8000, 8).where("id < 2000 and k < 9").repartition(50, "k")
+            ),
+            "aggregate": aggregated(rows),
+            # their buffers travel as binary columns
+            "objects": rows.groupBy((sf.col("k") % 20).alias("g")).agg(
+                sf.sort_array(sf.collect_set("k")), sf.percentile_approx("id", 0.5, 100_000)
+            ),
+            "rollup": rows.selectExpr("k % 5 as a", "id % 3 as b", "v")
+            .rollup("a", "b")
+            .agg(sf.count("*"), sf.sum("v")),
+            "distinct": rows.select("k", "t").distinct(),
+            "set operations": left.intersect(right).unionAll(
+                left.exceptAll(right).unionAll(left.subtract(right))
+            ),
+            "window": rows.select(
+                "id", "k", sf.row_number().over(by), sf.sum("v").over(by), sf.lag("t", 3).over(by)
+            ),
+            # its reader ends before its blocks do
+            "limit": rows.sort("id").limit(1000).groupBy("k").agg(sf.count("*"), sf.sum("v")),
+            "nulls": nulls(spark),
+        }
+    )
+
+
+def nulls(spark: SparkSession) -> DataFrame:
+    """Rows of nulls only, among others, as keys and as values."""
+    some = spark.range(0, 5000, 1, 3).selectExpr(
+        *(
+            f"if(id % 3 = {n}, null, cast(id % 50 as {kind})) as c{n}"
+            for n, kind in enumerate(("int", "string", "double"))
+        ),
+        "if(id % 2 = 0, null, struct(if(id % 5 = 0, null, id) as a)) as s",
+        "cast(null as int) as n",
+    )
+    return some.repartition(5, "c0", "c1", "n").groupBy("c0", "c1", "c2", "n").agg(sf.count("*"), sf.max("s"))
+
+
+@job
+def queries_without_adaption(spark: SparkSession, _: str) -> Found:
     use(spark, OFF)
-    return collected(numbers(spark).groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.max("t")))
+    rows = numbers(spark, 2000)
+    return together(
+        {
+            "aggregate": rows.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.max("t")),
+            # a single partition, as a window without keys has it
+            "to one": rows.select("id", sf.sum("id").over(Window.orderBy("id"))),
+            # rows of no bytes but their length
+            "no columns": rows.select().repartition(4).groupBy().count(),
+            **nothing(spark),
+        }
+    )
 
 
 @job
-def aggregate_of_objects(spark: SparkSession, _: str) -> Found:
-    """Its buffers travel as binary columns."""
-    found = numbers(spark).groupBy((sf.col("k") % 20).alias("g"))
-    return collected(found.agg(sf.sort_array(sf.collect_set("k")), sf.percentile_approx("id", 0.5, 100_000)))
+def queries_of_nothing(spark: SparkSession, _: str) -> Found:
+    return together(nothing(spark))
 
 
-@job
-def rollup(spark: SparkSession, _: str) -> Found:
-    few = numbers(spark).withColumn("a", sf.col("k") % 5).withColumn("b", sf.col("id") % 3)
-    return collected(few.rollup("a", "b").agg(sf.count("*"), sf.sum("v")))
-
-
-@job
-def distinct(spark: SparkSession, _: str) -> Found:
-    return collected(numbers(spark).select("k", "t").distinct())
-
-
-@job
-def set_operations(spark: SparkSession, _: str) -> Found:
-    few = numbers(spark).select("k", (sf.col("id") % 6).alias("m"))
-    left, right = few.where("m < 4"), few.where("m > 2")
-    return collected(left.intersect(right).unionAll(left.exceptAll(right)).unionAll(left.subtract(right)))
+def nothing(spark: SparkSession) -> dict[str, DataFrame]:
+    """Empty inputs, of no partition and of some."""
+    empty = numbers(spark).where("id < 0")
+    return {
+        "no rows": spark.createDataFrame([], "a long").repartition(5),
+        "no partitions": spark.range(0).repartition(5, "id"),
+        "placed": empty.repartition(3, "k"),
+        "grouped": empty.groupBy("k").count(),
+        "sorted": empty.sort("id"),
+        "joined": empty.join(numbers(spark, 2000), "k"),
+        "aggregated": empty.groupBy().agg(sf.count("*"), sf.max("t")),
+    }
 
 
 @job
@@ -114,42 +188,40 @@ def _two(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
 
 
 @job
-def sort_merge_join(spark: SparkSession, _: str, *, how: str) -> Found:
+def joins(spark: SparkSession, _: str) -> Found:
     use(spark, NO_BROADCAST)
     left, right = _two(spark)
-    joined = left.hint("merge").join(right, "k", how)
-    if how in ("left_semi", "left_anti"):
-        return collected(joined)
-    return collected(joined.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.sum("other"), sf.max("t")))
+    full = left.hint("merge").join(right, "k", "full")
+    by_hash = left.join(right.hint("shuffle_hash"), "k", "left")
+    return together(
+        {
+            "full": full.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.sum("other"), sf.max("t")),
+            "left anti": left.hint("merge").join(right, "k", "left_anti"),
+            "by hash": by_hash.groupBy("other").agg(sf.count("*"), sf.sum("v")),
+        }
+    )
 
 
 @job
-def shuffled_hash_join(spark: SparkSession, _: str) -> Found:
-    use(spark, NO_BROADCAST)
-    left, right = _two(spark)
-    joined = left.join(right.hint("shuffle_hash"), "k", "left")
-    return collected(joined.groupBy("other").agg(sf.count("*"), sf.sum("v")))
-
-
-@job
-def skew_join(spark: SparkSession, _: str, *, how: str = "inner") -> Found:
+def skew_join(spark: SparkSession, _: str) -> Found:
     """Eight of ten rows have one key, so that adaptive execution reads their partition by ranges of map
-    outputs."""
+    outputs. An inner join and an outer one."""
     use(spark, NO_BROADCAST)
     use(
         spark,
         {
-            "spark.sql.adaptive.advisoryPartitionSizeInBytes": "100k",
-            "spark.sql.adaptive.skewJoin.skewedPartitionThresholdInBytes": "100k",
+            "spark.sql.adaptive.advisoryPartitionSizeInBytes": "20k",
+            "spark.sql.adaptive.skewJoin.skewedPartitionThresholdInBytes": "20k",
             "spark.sql.adaptive.skewJoin.skewedPartitionFactor": "2",
             "spark.sql.shuffle.partitions": "20",
         },
     )
-    left = spark.range(0, 100_000, 1, 6).selectExpr(
-        "if(id % 10 < 8, 1, id % 500) as k", "id", f"hex(id * {SPREAD}) as t"
-    )
-    right = spark.range(0, 500, 1, 2).selectExpr("id as k", "id * 2 as other")
-    return collected(left.hint("merge").join(right, "k", how).select("k", "id", "other"))
+    left = spark.range(0, 20_000, 1, 6).selectExpr("if(id % 10 < 8, 1, id % 500) as k", "id")
+    right = spark.range(0, 400, 1, 2).selectExpr("id as k", "id * 2 as other")
+    joined = [
+        left.hint("merge").join(right, "k", how).select("k", "id", "other") for how in ("inner", "left")
+    ]
+    return collected(joined[0].unionAll(joined[1]))
 
 
 @job
@@ -192,9 +264,9 @@ def rebalanced(spark: SparkSession, _: str) -> Found:
     """Large partitions are split, small ones put together."""
     use(
         spark,
-        {"spark.sql.adaptive.advisoryPartitionSizeInBytes": "100k", "spark.sql.shuffle.partitions": "10"},
+        {"spark.sql.adaptive.advisoryPartitionSizeInBytes": "50k", "spark.sql.shuffle.partitions": "10"},
     )
-    few = numbers(spark, 60_000).withColumn("g", sf.when(sf.col("id") % 4 < 3, 0).otherwise(sf.col("k")))
+    few = numbers(spark, 30_000).withColumn("g", sf.when(sf.col("id") % 4 < 3, 0).otherwise(sf.col("k")))
     return collected(few.hint("rebalance", "g").select("g", "id", "t"))
 
 
@@ -206,134 +278,37 @@ def reused_exchange(spark: SparkSession, _: str) -> Found:
     return collected(summed.alias("a").join(summed.alias("b"), sf.col("a.k") == sf.col("b.k")))
 
 
-# ---- window, sort, limit -----------------------------------------------------------------------------------
-
-
-@job
-def window(spark: SparkSession, _: str) -> Found:
-    by = Window.partitionBy("k").orderBy("id")
-    columns = [sf.row_number().over(by), sf.sum("v").over(by), sf.lag("t", 3).over(by)]
-    return collected(numbers(spark).select("id", "k", *columns))
+# ---- sort, limit -------------------------------------------------------------------------------------------
 
 
 @job
 def sort(spark: SparkSession, _: str) -> Found:
-    return sorted_frame(numbers(spark).sort(sf.desc("k"), "id"))
-
-
-@job
-def sort_nulls(spark: SparkSession, _: str) -> Found:
-    return sorted_frame(numbers(spark).sort(sf.asc_nulls_last("v"), sf.desc("id")))
+    return sorted_frame(numbers(spark).sort(sf.asc_nulls_last("v"), sf.desc("k"), "id"))
 
 
 @job
 def limits(spark: SparkSession, _: str) -> Found:
     """Readers that end early; then one that does not."""
     many = spark.range(0, 200_000, 1, 4).selectExpr("id", "hex(id) as t").repartition(16, "id")
-    counts = [len(many.limit(5).collect()), len(many.take(3)), len(many.head(1)), many.limit(1000).count()]
+    counts = [len(many.limit(5).collect()), many.limit(1000).count()]
     return {**collected(many.where("id % 1000 = 1")), "counts": counts}
-
-
-@job
-def limit_then_shuffle(spark: SparkSession, _: str) -> Found:
-    """A limit in the middle: its reader ends before its blocks do."""
-    few = numbers(spark).sort("id").limit(1000).groupBy("k").agg(sf.count("*"), sf.sum("v"))
-    return collected(few)
-
-
-# ---- repartitioning ----------------------------------------------------------------------------------------
-
-
-@job
-def by_hash(spark: SparkSession, _: str) -> Found:
-    return placed(numbers(spark).repartition(7, "k"))
-
-
-@job
-def by_range(spark: SparkSession, _: str) -> Found:
-    return placed(numbers(spark).repartitionByRange(6, sf.desc("k"), "id"))
-
-
-@job
-def round_robin(spark: SparkSession, _: str) -> Found:
-    return placed(numbers(spark).repartition(9))
-
-
-@job
-def by_id(spark: SparkSession, _: str) -> Found:
-    return placed(numbers(spark).repartitionById(8, "k"))
-
-
-@job
-def to_one(spark: SparkSession, _: str) -> Found:
-    """A single partition, as a window without keys has it."""
-    use(spark, OFF)
-    return collected(numbers(spark, 2_000).select("id", sf.sum("id").over(Window.orderBy("id"))))
 
 
 @job
 def many_partitions(spark: SparkSession, _: str) -> Found:
     """More than 2,000, of which Spark keeps averages instead of sizes."""
     use(spark, {"spark.sql.shuffle.partitions": "3000"})
-    return collected(numbers(spark, 30_000).groupBy("t").agg(sf.max("id").alias("m")).where("m % 50 = 1"))
+    return collected(numbers(spark, 10_000).groupBy("t").agg(sf.max("id").alias("m")).where("m % 50 = 1"))
 
 
 # ---- rows --------------------------------------------------------------------------------------------------
 
 
 @job
-def nothing(spark: SparkSession, _: str) -> Found:
-    """Empty inputs, of no partition and of some."""
-    empty = numbers(spark).where("id < 0")
-    counts = [
-        spark.createDataFrame([], "a long").repartition(5).count(),
-        spark.range(0).repartition(5, "id").count(),
-        empty.repartition(3, "k").count(),
-        empty.groupBy("k").count().count(),
-        len(empty.sort("id").collect()),
-        len(empty.join(numbers(spark), "k").collect()),
-    ]
-    return {**collected(empty.groupBy().agg(sf.count("*"), sf.max("t"))), "counts": counts}
-
-
-@job
-def empty_outputs(spark: SparkSession, _: str) -> Found:
-    """Some map outputs have no rows, and most partitions."""
-    few = numbers(spark, ROWS, 8).where("id < 5000 and k < 3")
-    return placed(few.repartition(50, "k"))
-
-
-@job
-def nulls(spark: SparkSession, _: str) -> Found:
-    """Rows of nulls only, among others, as keys and as values."""
-    some = spark.range(0, 5000, 1, 3).selectExpr(
-        *(
-            f"if(id % 3 = {n}, null, cast(id % 50 as {kind})) as c{n}"
-            for n, kind in enumerate(("int", "string", "double"))
-        ),
-        "if(id % 2 = 0, null, struct(if(id % 5 = 0, null, id) as a)) as s",
-        "cast(null as int) as n",
-    )
-    return collected(
-        some.repartition(5, "c0", "c1", "n").groupBy("c0", "c1", "c2", "n").agg(sf.count("*"), sf.max("s"))
-    )
-
-
-@job
-def no_columns(spark: SparkSession, _: str) -> Found:
-    """Rows of no bytes but their length."""
-    use(spark, OFF)
-    return {
-        **hashed(numbers(spark).select(sf.lit(1).alias("one")).repartition(3)),
-        "n": numbers(spark).select().repartition(4).count(),
-    }
-
-
-@job
 def wide(spark: SparkSession, _: str) -> Found:
-    """Three hundred columns."""
-    columns = [f"if(id % {n + 2} = 0, null, id * {n}) as c{n}" for n in range(200)]
-    columns += [f"hex(id + {n}) as t{n}" for n in range(100)]
+    """More columns than Spark makes code for, and than a word of null bits has."""
+    columns = [f"if(id % {n + 2} = 0, null, id * {n}) as c{n}" for n in range(80)]
+    columns += [f"hex(id + {n}) as t{n}" for n in range(30)]
     return hashed(spark.range(0, 3000, 1, 3).selectExpr("id", *columns).repartition(6, "id"))
 
 
@@ -354,4 +329,4 @@ def big_rows(spark: SparkSession, _: str) -> Found:
 
 @job
 def every_kind_of_column(spark: SparkSession, _: str) -> Found:
-    return placed(data_frame(spark, every_type(7, 2000)).repartition(5, "id"))
+    return collected(placed(data_frame(spark, every_type(7, 2000)).repartition(5, "id")))
