@@ -23,8 +23,10 @@ pytest_plugins = [
     "worker_groups",
 ]  # tests/guards, and what tests them
 
+pytest.register_assert_rewrite("both_sides")  # so that a failure says which answers differ
+
 # One seed for every run (derandomize); printing the blob of a failing example reproduces it. For a longer
-# look there is SORTSHUFFLE_TEST_EXAMPLES.
+# look there is SORTSHUFFLE_TEST_EXAMPLES; PySpark is then asked for every refusal of functions' results, too.
 settings.register_profile(
     "sortshuffle",
     max_examples=int(os.environ.get("SORTSHUFFLE_TEST_EXAMPLES", "100")),

@@ -1,4 +1,4 @@
-"""What the tests of `ShuffleFrame` share: generated data of every type, and plain PySpark as the oracle.
+"""What the tests of frames and RDDs share: generated data of every type, and plain PySpark as the oracle.
 
 Two frames are the same if the same rows are in the same partitions. Rows are compared by how they print,
 which tells -0.0 from 0.0 and takes NaN as equal to itself.
@@ -21,13 +21,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark import RDD
 from pyspark.accumulators import Accumulator
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sortshuffle import ShuffleFrame
+from sortshuffle import ShuffleFrame, ShuffleRDD
 from sortshuffle.errors import SortShuffleError
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
 from sortshuffle.spark.functions.cogrouped import CoGroupInArrow
@@ -107,6 +108,16 @@ def _drawn(
     picked = random.integers(0, max(1, len(values)), rows)
     missing = random.random(rows) < null_share if values else np.ones(rows, bool)
     return pa.array([*values, None], kind).take(pa.array(np.where(missing, len(values), picked)))
+
+
+def lists(*rdds: RDD[Any] | ShuffleRDD) -> list[list[list[Any]]]:
+    """The records of each partition of each RDD, by one job."""
+    spark = [rdd.toRDD() if isinstance(rdd, ShuffleRDD) else rdd for rdd in rdds]
+    # `glom` first: RDDs that have one partitioner would become one
+    found = iter(spark[0].ctx.union([rdd.glom() for rdd in spark]).collect())
+    parts = [[next(found) for _ in range(rdd.getNumPartitions())] for rdd in spark]
+    assert next(found, None) is None
+    return parts
 
 
 @contextmanager

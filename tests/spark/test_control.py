@@ -163,7 +163,6 @@ def filled_up(batches: Batches) -> Batches:
         (grouped, 1000, ".data"),
         # so many that the index is read for the extents
         (ungrouped, 80_000, ".index"),
-        (grouped, 80_000, ".index"),
     ],
 )
 def test_when_an_output_is_lost_the_error_says_which_and_the_next_action_has_it_made_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from cases import QUICK_EFFORT, Case
 from report import Row, compared, print_queries, print_steps, print_table, record_case, start_facts
@@ -18,7 +19,9 @@ Step = Callable[[], list[Row]]
 def run_cases(suite: str, cases: Sequence[Case], ours_off: bool = False) -> list[str]:
     """Compare the two sides in these cases; what failed."""
     other = cases[0].setup.other if cases else SPARK
-    return run_steps(suite, comparisons(suite, cases, ours_off), False, ours_off, other)
+    rows, failed = run_steps(suite, comparisons(suite, cases, ours_off))
+    print_table(suite, rows, other, ours_off)
+    return failed
 
 
 def run_quickly(suites: Mapping[str, Sequence[Case]], ours_off: bool = False) -> list[str]:
@@ -31,7 +34,7 @@ def run_quickly(suites: Mapping[str, Sequence[Case]], ours_off: bool = False) ->
     return [
         each
         for group in groups.values()
-        for each in run_steps(", ".join(group), quick_comparison(group, ours_off), True, ours_off)
+        for each in run_steps(", ".join(group), quick_comparison(group, ours_off))[1]
     ]
 
 
@@ -40,16 +43,17 @@ def comparisons(suite: str, cases: Sequence[Case], ours_off: bool) -> list[tuple
 
 
 def quick_comparison(suites: Mapping[str, Sequence[Case]], ours_off: bool) -> list[tuple[str, Step]]:
-    """Of suites whose quick sessions have the same settings."""
+    """Return the step for suites whose quick sessions have the same settings; none, if no case runs tiny."""
     plain = {suite: [case for case in cases if case.setup.is_plain] for suite, cases in suites.items()}
+    for case in chain.from_iterable(suites.values()):
+        if not case.setup.is_plain:
+            print(f"{case.name}: not run tiny, it needs a cluster or a container")
     return [("quick", partial(_compare_quickly, plain, ours_off))] if any(plain.values()) else []
 
 
-def run_steps(
-    suite: str, steps: Sequence[tuple[str, Step]], quick: bool, ours_off: bool, other: str = SPARK
-) -> list[str]:
-    """Take them one behind the other, and print the table, in which the other side has the name ``other``.
-    One that fails does not stop the others; what failed."""
+def run_steps(suite: str, steps: Sequence[tuple[str, Step]]) -> tuple[list[Row], list[str]]:
+    """Take them one behind the other. Returns the lines of the table, and what failed: a step that fails does
+    not stop the others."""
     rows: list[Row] = []
     failed: list[str] = []
     for name, step in steps:
@@ -58,9 +62,7 @@ def run_steps(
         except BenchError as error:
             print(f"{name} failed: {error}", file=sys.stderr)
             failed.append(f"{suite} {name}")
-    if not quick:
-        print_table(suite, rows, other, ours_off)
-    return failed
+    return rows, failed
 
 
 def _compare(suite: str, case: Case, ours_off: bool) -> list[Row]:
@@ -86,7 +88,10 @@ def _compare_quickly(suites: Mapping[str, Sequence[Case]], ours_off: bool) -> li
     rows = []
     with started(cases[0].quick_setup, ours_off) as pair:
         for case, requests, verification in jobs:
-            measured = measure(pair, requests, QUICK_EFFORT, verification=verification)
+            try:
+                measured = measure(pair, requests, QUICK_EFFORT, verification=verification)
+            except BenchError as error:
+                raise BenchError(f"{case.name}: {error}") from error
             shown = f"{len(requests) + len(verification)} jobs"
             print(f"  {case.name}: {shown}, both sides give the same", flush=True)
             rows.append(compared(case, measured))

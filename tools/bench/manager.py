@@ -33,7 +33,7 @@ from cases import QUICK_EFFORT, QUICK_SETUP
 from comparison import comparisons, quick_comparison, run_steps
 from harness import ROOT
 from manager_cases import CASES, FIRST, FOUR_TASKS, NAMES, ONE_TASK, SCALING
-from report import Row, compared, others_share, record_case, start_facts, titled
+from report import Row, compared, others_share, print_table, record_case, start_facts, titled
 from rounds import Digests, Measured, Pass, measure
 from sides import OURS, SPARK, Pair, SessionProcess, Setup, running
 
@@ -52,7 +52,10 @@ def main(quick: bool, selected: Sequence[str] = (), ours_off: bool = False) -> l
         steps.append((FIRST.name, partial(_first, quick, ours_off)))
     if SCALING.name in wanted:
         steps.append((SCALING.name, partial(_scaling, quick, ours_off)))
-    return run_steps(SUITE, steps, quick, ours_off)
+    rows, failed = run_steps(SUITE, steps)
+    if not quick:
+        print_table(SUITE, rows, SPARK, ours_off)
+    return failed
 
 
 def _build_jar() -> None:

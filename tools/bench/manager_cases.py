@@ -11,10 +11,9 @@ from harness import DATA
 from manager_jobs import PAIRS_TASKS
 from rounds import Effort, Measured
 from sides import MIB, OURS, SPARK, BenchError, Request, Setup
-from tpch_data import all_tables, read_once
+from tpch_data import QUICK_SCALE, all_tables, read_once
 from tpch_queries import QUERIES
 
-QUICK_SCALE = 0.01
 QUICK_QUERIES = ("q3", "q18", "q21")  # tests/spark/manager/test_manager_tpch.py has all of them
 QUICK_PARTITIONS, QUICK_TASKS = 100, 20
 ROOM_FOR_SCALE_10 = 40 << 30  # bytes of disk: shuffles of both sides, and some room
@@ -32,7 +31,7 @@ SCALING_SETTINGS = (("spark.sql.files.minPartitionNum", "8"),)
 def queries(scale: float, partitions: int, quick: bool) -> list[Request]:
     """All queries of TPC-H; the tables are in the page cache then. Tiny: some of them, in few partitions."""
     scale = QUICK_SCALE if quick else scale
-    partitions = min(partitions, QUICK_TASKS) if quick else partitions
+    partitions = max(2, partitions // 10) if quick else partitions
     arguments = {"data": str(_tables(scale)), "scale": scale, "partitions": partitions}
     names = QUICK_QUERIES if quick else QUERIES
     return [Request(query, "tpch", arguments | {"query": query}) for query in names]

@@ -11,13 +11,13 @@ from cases import Aim, Case
 from harness import DATA
 from rows import parquet_files
 from sides import Door, Request, Setup
-from tpch_data import some_tables
+from tpch_data import QUICK_SCALE, some_tables
 
 SETUP = Setup(door=Door.FRAMES)
 SESSION_SETUP = Setup(door=Door.SESSION, against=Door.FRAMES)
 PARTITIONS, QUICK_PARTITIONS = 64, 8
 ROWS_PER_FILE = 1_250_000
-QUICK_ROWS, QUICK_PAIRS, QUICK_SCALE = 200_000, 80_000, 0.05
+QUICK_ROWS, QUICK_PAIRS = 200_000, 80_000
 MANY, FEW = 1_000_003, 10_007  # different keys: hardly any comes twice in a map task, or all do
 
 SCANS = {

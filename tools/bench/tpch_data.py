@@ -15,6 +15,8 @@ from pathlib import Path
 
 from harness import DATA
 
+# of a case that is tiny: 15,000 orders. Plain PySpark calls a function for each, which takes it some 10 s.
+QUICK_SCALE = 0.01
 TABLES = ("lineitem", "orders", "partsupp", "customer", "part", "supplier", "nation", "region")
 FILES_PER_SCALE = {"lineitem": 4, "orders": 4, "partsupp": 2, "customer": 1, "part": 1}  # of others one file
 BYTES_PER_SCALE = 400 << 20  # on disk, about

@@ -4,8 +4,8 @@ read on; without it their map tasks run again, and no others."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from cluster import MASTER_HOST, Cluster
@@ -66,7 +66,8 @@ def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         eventually(lambda: not cluster.pids(kind="shuffle-service"), "Spark's service to end")
 
 
-class Removed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Removed:
     """Jobs between whose stages all executors were removed. ``outputs``: what each of them has written."""
 
     jobs: dict[str, Job]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -34,7 +35,6 @@ from function_cases import (
     text,
     yielding,
 )
-from oracle import confs
 from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -46,13 +46,6 @@ from sortshuffle.spark.functions.maps import MapInPandas
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_task(spark: SparkSession) -> Iterator[None]:
-    """For all groups: each task that fails costs a worker."""
-    with confs(spark, {"spark.sql.shuffle.partitions": "1"}):
-        yield
 
 
 ARROW, PANDAS = "mapInArrow", "mapInPandas"  # functions of all rows, in batches or in frames
@@ -263,7 +256,8 @@ REFUSED: dict[str, tuple[str, Any, Any, str]] = {
 }
 
 
-# Spark loses a worker with each refusal, which takes seconds: it is asked for one case of each kind.
+# Spark loses a worker with each refusal, which takes seconds. So it is asked for these cases only, unless
+# SORTSHUFFLE_TEST_EXAMPLES wants a longer look.
 ASKED = {"long for int", "too few columns", "null for not null", "a table for a batch"}
 ASKED |= {"none for an iterator", "a column for a frame", "a missing column", "too few by position"}
 ASKED |= {"text for a number", "no dict for a map", "a missing column in a table"}
@@ -274,7 +268,7 @@ ASKED |= {"integers for decimals", "an empty batch", "nullable", "a list"}
 
 
 def asked(df: DataFrame, case: str, method: str, function: Any, schema: Any) -> None:
-    if case in ASKED:
+    if case in ASKED or "SORTSHUFFLE_TEST_EXAMPLES" in os.environ:
         with pytest.raises((PySparkException, Py4JError)):  # the latter out of the JVM
             by_spark(df, method, function, schema, ["k"])
 

@@ -15,8 +15,9 @@ import operator
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,28 @@ cloudpickle.register_pickle_by_value(session_calls)
 
 PARTITIONS = 5  # of whatever does not say how many
 COLUMNS = ["id", "i", "lo", "d", "st", "ts", "dl", "bo"]
-EXAMPLES = ["etl", "features"]  # tests/examples has all of them, on the newest Spark
+# Those that call what no case here does. tests/examples has all of them, on the newest Spark.
+EXAMPLES = {"classic": ["features", "pipeline", "words"], "remote": ["features", "pipeline"]}
 
 Case = Callable[["Job"], tuple[Any, Any]]
 _cases: dict[str, Case] = {}
+_of_drivers: set[str] = set()
 
 
 def case(function: Case) -> Case:
     _cases[function.__name__] = function
     return function
+
+
+def case_of_drivers(function: Case) -> Case:
+    """A case that is special in the driver, or in stages that Spark runs after ours. Its tasks do what those
+    of other cases do."""
+    _of_drivers.add(function.__name__)
+    return case(function)
+
+
+def cases_of_tasks() -> list[str]:
+    return [name for name in _cases if name not in _of_drivers]
 
 
 class Job:
@@ -273,20 +287,20 @@ def an_ordinary_dataframe(job: Job) -> tuple[Any, Any]:
     return rows(ours), rows(joined.union(joined))
 
 
-@case
+@case_of_drivers
 def an_expression(job: Job) -> tuple[Any, Any]:
     ours = job.g.repartition(3, "st").withColumn("x", sf.soundex("st"))
     return handed_over(ours.select("x", "id"), job.few.select(sf.soundex("st").alias("x"), "id"))
 
 
-@case
+@case_of_drivers
 def an_aggregate_of_an_expression(job: Job) -> tuple[Any, Any]:
     n = sf.approx_count_distinct(sf.col("i") % 7).alias("n")
     ours = job.g.repartition(3, "st").groupBy(sf.upper("st").alias("u")).agg(n)
     return handed_over(ours, job.few.groupBy(sf.upper("st").alias("u")).agg(n))
 
 
-@case
+@case_of_drivers
 def a_join_on_an_expression(job: Job) -> tuple[Any, Any]:
     f, g, left, right = sides(job)
     on = sf.col("id") % 5 == sf.col("number") % 7
@@ -294,7 +308,7 @@ def a_join_on_an_expression(job: Job) -> tuple[Any, Any]:
     return handed_over(ours, left.select("id").join(right.select("number"), on, "left"))
 
 
-@case
+@case_of_drivers
 def columns_of_frames(job: Job) -> tuple[Any, Any]:
     later = job.g.repartition(3, "st").filter(pc.field("id") > 20)
     ours = later.where(later.id % 2 == 0).select(later["st"], (later.id + 1).alias("next"))
@@ -302,7 +316,7 @@ def columns_of_frames(job: Job) -> tuple[Any, Any]:
     return rows_of_either_side(ours), rows(plain)
 
 
-@case
+@case_of_drivers
 def columns_of_frames_before(job: Job) -> tuple[Any, Any]:
     """A column can be used on the frames that come from its own."""
     if not is_classic(job.spark):
@@ -315,7 +329,7 @@ def columns_of_frames_before(job: Job) -> tuple[Any, Any]:
     )
 
 
-@case
+@case_of_drivers
 def a_method_that_only_spark_has(job: Job) -> tuple[Any, Any]:
     ours, plain = (each.fillna("none", ["st"]).select("st", "id") for each in (job.g.repartition(3), job.few))
     return handed_over(ours, plain)
@@ -328,7 +342,7 @@ def sql(job: Job) -> tuple[Any, Any]:
     return rows(found), rows(job.few.groupBy("st").agg(sf.sum("id")))
 
 
-@case
+@case_of_drivers
 def back_to_python(job: Job) -> tuple[Any, Any]:
     schema = "id long, twice long"
     ours = job.g.repartition(3, "id").where(sf.soundex("st") != "x").mapInArrow(doubled, schema)
@@ -336,7 +350,7 @@ def back_to_python(job: Job) -> tuple[Any, Any]:
     return (rows(ours), [crossing.to for crossing in ours._crossings][:1]), (rows(plain), ["Spark"])
 
 
-@case
+@case_of_drivers
 def a_session_whose_dataframes_are_frames(job: Job) -> tuple[Any, Any]:
     session, schema = sortshuffle.session(job.spark), "st string, n long, least long"
     few: Any = data_frame(session, job.table)
@@ -349,7 +363,7 @@ def a_session_whose_dataframes_are_frames(job: Job) -> tuple[Any, Any]:
     return (rows(ours), len(placed), counted), (rows(plain), 1, expected)
 
 
-@case
+@case_of_drivers
 def a_copy(job: Job) -> tuple[Any, Any]:
     """In a session with a JVM, PySpark's DataFrames cannot be copied either."""
     frame = job.g.select("id")
@@ -357,7 +371,7 @@ def a_copy(job: Job) -> tuple[Any, Any]:
     return rows(copied), rows(job.few.select("id"))
 
 
-@case
+@case_of_drivers
 def directories_of_values(job: Job) -> tuple[Any, Any]:
     target = str(job.directory / "by value")
     job.g.repartition(3, "st").select("id", "i").write.partitionBy("i").parquet(target)
@@ -438,6 +452,24 @@ def shown(found: Any, expected: Any) -> list[str]:
     return [f"ours {str(found)[:300]}", f"plain {str(expected)[:300]}"]
 
 
+def differing_cases(job: Job, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return what differs in these cases."""
+    return differing_pairs({name: partial(_cases[name], job) for name in names})
+
+
+def differing_pairs(pairs: dict[str, Callable[[], tuple[Any, Any]]]) -> dict[str, list[str]]:
+    """Return what differs between what each function returns of us and of plain PySpark; or how it failed."""
+    found = {}
+    for name, pair in pairs.items():
+        try:
+            difference = shown(*pair())
+        except Exception:
+            difference = traceback.format_exc().splitlines()[-12:]
+        if difference:
+            found[name] = difference
+    return found
+
+
 def worker_error(job: Job) -> list[str]:
     """The classes of a worker's error as the driver may raise it, and its message."""
     wrong = sortshuffle.frame(job.few).mapInArrow(lambda batches: batches, "other string").toDF()
@@ -454,50 +486,37 @@ def differing_calls(spark: SparkSession) -> dict[str, list[str]]:
     """Return what differs between plain PySpark and a session of `sortshuffle.session`."""
     ours = sortshuffle.session(spark)
     assert isinstance(numbers(ours, 1), ShuffleFrame)
-    differing = {}
-    for name, call in CALLS.items():
-        try:
-            difference = shown(list(map(str, outcome(ours, call))), list(map(str, outcome(spark, call))))
-        except Exception:
-            difference = traceback.format_exc().splitlines()[-12:]
-        if difference:
-            differing[name] = difference
-    return differing
+
+    def outcomes(call: Callable[[SparkSession], Any]) -> tuple[list[str], list[str]]:
+        return list(map(str, outcome(ours, call))), list(map(str, outcome(spark, call)))
+
+    return differing_pairs({name: partial(outcomes, call) for name, call in CALLS.items()})
 
 
-def differing_examples(spark: SparkSession, directory: str) -> dict[str, list[str]]:
-    """Return what differs in the results of some jobs of examples/jobs."""
-    differing = {}
-    for name in EXAMPLES:
-        try:
-            one, other = (
-                result_of(example(name), session, f"{directory}/{name}-{number}")
-                for number, session in enumerate((sortshuffle.session(spark), spark))
-            )
-            difference = shown(
-                *([str(each.schema), *map(str, in_order(each.collect()))] for each in (one, other))
-            )
-        except Exception:
-            difference = traceback.format_exc().splitlines()[-12:]
-        if difference:
-            differing[f"examples/jobs/{name}.py"] = difference
-    return differing
+def differing_examples(spark: SparkSession, directory: str, names: list[str]) -> dict[str, list[str]]:
+    """Return what differs in the results of these jobs of examples/jobs."""
+
+    def results(name: str) -> tuple[list[str], list[str]]:
+        one, other = (
+            result_of(example(name), session, f"{directory}/{name}-{number}")
+            for number, session in enumerate((sortshuffle.session(spark), spark))
+        )
+        return rows_of_result(one), rows_of_result(other)
+
+    return differing_pairs({f"examples/jobs/{name}.py": partial(results, name) for name in names})
+
+
+def rows_of_result(result: DataFrame) -> list[str]:
+    return [str(result.schema), *map(str, in_order(result.collect()))]
 
 
 def main(directory: str, kind: str, *only: str) -> None:
     spark = session(kind)
     job = Job(spark, Path(directory))
-    differing = {}
-    for name in only or _cases:
-        try:
-            difference = shown(*_cases[name](job))
-        except Exception:
-            difference = traceback.format_exc().splitlines()[-12:]
-        if difference:
-            differing[name] = difference
+    differing = differing_cases(job, only or _cases)
     if not only:
         differing |= differing_calls(spark)
-        differing |= differing_examples(spark, directory)
+        differing |= differing_examples(spark, directory, EXAMPLES[kind])
     placed = sortshuffle.frame(job.few).repartition(2, "id")
     placed.count()
     explained = io.StringIO()

@@ -37,7 +37,8 @@ from sortshuffle.spark.plan.estimated_sizes import exchanged_size
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Batches = Iterator[pa.RecordBatch]
-MANY, ROWS, CORES = 9, 3000, 2
+ROWS, CORES = 3000, 2
+MANY = 9  # partitions; as none has more than a seventh of the bytes, they are read in six or seven tasks
 COALESCING = "spark.sql.adaptive.coalescePartitions.enabled"
 OFF = {COALESCING: "false"}
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from job_process import run_job
-from oracle import confs, jobs, last_line
+from oracle import confs, jobs, last_line, lists
 from pyspark import RDD, SparkContext, cloudpickle
 from pyspark.core.rdd import portable_hash
 from pyspark.errors import PythonException
@@ -58,15 +58,8 @@ def directory(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def lists(*rdds: Any) -> list[list[list[Any]]]:
-    """The records of each partition of each RDD, by one job."""
-    spark = [rdd.toRDD() if isinstance(rdd, ShuffleRDD) else rdd for rdd in rdds]
-    found = iter(spark[0].ctx.union([rdd.glom() for rdd in spark]).collect())
-    return [[next(found) for _ in range(rdd.getNumPartitions())] for rdd in spark]
-
-
 def partitions(*rdds: Any) -> list[list[Counter[str]]]:
-    """The same, in any order, by how they print."""
+    """The records of each partition of each RDD, in any order, by how they print."""
     return [[Counter(map(repr, part)) for part in parts] for parts in lists(*rdds)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle import confs, jobs, last_line
+from oracle import confs, jobs, last_line, lists
 from pyspark import RDD, SparkContext, cloudpickle
 from pyspark.core.rdd import portable_hash
 from pyspark.resultiterable import ResultIterable
@@ -56,15 +56,8 @@ def plain(record: Any) -> Any:
     return record
 
 
-def lists(*rdds: Any) -> list[list[list[Any]]]:
-    """The records of each partition of each RDD, by one job."""
-    spark = [rdd.toRDD() if isinstance(rdd, ShuffleRDD) else rdd for rdd in rdds]
-    found = iter(spark[0].ctx.union([rdd.glom() for rdd in spark]).collect())
-    return [[next(found) for _ in range(rdd.getNumPartitions())] for rdd in spark]
-
-
 def placed(*rdds: Any) -> list[list[Counter[str]]]:
-    """The same, in any order, by how they print."""
+    """The records of each partition of each RDD, in any order, by how they print."""
     return [[Counter(repr(plain(each)) for each in part) for part in parts] for parts in lists(*rdds)]
 
 

@@ -11,7 +11,6 @@ import gc
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -245,22 +244,17 @@ def collect_garbage(spark: SparkSession, directory: str) -> None:
 
 
 @job
-def every_operator(spark: SparkSession, directory: str, *, share: int) -> dict[str, list[str]]:
-    """One of two shares of the cases of `every_operator`, and how what they give differs from what PySpark
-    gives. Of cases that differ in the driver, or in what Spark does behind, there are some."""
+def every_operator(spark: SparkSession, directory: str, *, share: int) -> dict[str, Any]:
+    """Run every second case of `cases_of_tasks`, from number ``share`` on. Returns how many these are, and
+    what differs from PySpark."""
     import every_operator as operators
 
     # the cases are written for these settings
     spark.conf.set("spark.sql.shuffle.partitions", str(operators.PARTITIONS))
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    cases, found, names = operators.Job(spark, Path(directory)), {}, list(operators._cases)
-    chosen = [*names[: names.index("an_ordinary_dataframe") + 1], "sql", *names[names.index("parquet") :]]
-    for name in chosen[share::2]:
-        try:
-            found[name] = operators.shown(*operators._cases[name](cases))
-        except Exception:
-            found[name] = traceback.format_exc().splitlines()[-12:]
-    return found
+    names = operators.cases_of_tasks()[share::2]
+    differing = operators.differing_cases(operators.Job(spark, Path(directory)), names)
+    return {"cases": len(names), "differing": differing}
 
 
 @job

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import add
 from typing import Any
 
 from java_jobs import dependency_of
+from oracle import lists
 from pyspark import RDD
 from pyspark.sql import SparkSession
 from pyspark.storagelevel import StorageLevel
@@ -21,13 +21,6 @@ def pairs(spark: SparkSession, keys: int = 300, count: int = COUNT) -> RDD[tuple
     return spark.sparkContext.parallelize(range(count), TASKS).map(
         lambda number: (number * 31 % keys, number)
     )
-
-
-def together(spark: SparkSession, rdds: dict[str, RDD[Any]]) -> dict[str, list[list[Any]]]:
-    """The rows of each partition of several RDDs, by name, that one job makes."""
-    # `glom` first: RDDs that have one partitioner would become one
-    parts: Iterator[Any] = iter(spark.sparkContext.union([rdd.glom() for rdd in rdds.values()]).collect())
-    return {name: [next(parts) for _ in range(rdd.getNumPartitions())] for name, rdd in rdds.items()}
 
 
 @job
@@ -66,7 +59,7 @@ def operations(spark: SparkSession, _: str) -> Found:
         **texts_and_objects(spark),
     }
     serializer = dependency_of(placed._jrdd.rdd()).serializer()
-    rows = {name: partitions(parts) for name, parts in together(spark, found).items()}
+    rows = dict(zip(found, map(partitions, lists(*found.values())), strict=True))
     return {**rows, "serializer": serializer.getClass().getSimpleName()}
 
 
@@ -81,7 +74,7 @@ def sorting_operations(spark: SparkSession, _: str) -> Found:
     }
     return {
         name: ordered(f"{number}: {row}" for number, part in enumerate(parts) for row in part)
-        for name, parts in together(spark, found).items()
+        for name, parts in zip(found, lists(*found.values()), strict=True)
     }
 
 
