@@ -43,7 +43,7 @@ def mapped(application: Application, directory: Path, door: str) -> Job:
 
 
 def results_of_doors(jobs: dict[str, Job], runs: dict[int, int]) -> None:
-    """Both go on, side by side, and end so."""
+    """Both jobs go on, side by side. Their rows are right, and each map task has run so often."""
     for door in DOORS:
         jobs[door].go("between")
     assert {door: jobs[door].result() for door in DOORS} == dict.fromkeys(DOORS, RIGHT)
@@ -76,7 +76,7 @@ class Removed:
 
 @pytest.fixture(scope="module")
 def removed(cluster: Cluster, served: Application, tmp_path_factory: pytest.TempPathFactory) -> Removed:
-    """All of them lose the same executors, for each that starts is seconds."""
+    """All jobs lose the same executors, because each executor takes seconds to start."""
     jobs, old = dict[str, Job](), set[str]()
     outputs: dict[str, dict[str, list[PartitionedFile]]] = {}
     for name in (*DOORS, "robbed", "forgotten", "needed"):
@@ -102,11 +102,13 @@ def bases(outputs: dict[str, list[PartitionedFile]]) -> set[str]:
 def test_what_removed_executors_left_goes_when_spark_forgets_it(
     cluster: Cluster, served: Application, removed: Removed, tmp_path: Path
 ) -> None:
-    """First, while no executors have come in their place. What is still needed stays."""
-    # before, Spark would tell executors that are no more to remove its files, and nobody would
+    """Comes first, while no other executors have started. What is still needed stays."""
+    # until then Spark would ask executors that have ended to remove the files
     eventually(lambda: served.run("executors", tmp_path) == 0, "the driver to notice", GONE)
     others = bases(map_outputs([cluster.directory], served)) - bases(removed.outputs["forgotten"])
-    assert bases(removed.outputs["needed"]) <= others < bases(map_outputs([cluster.directory], served))
+    assert (
+        set() < bases(removed.outputs["needed"]) <= others < bases(map_outputs([cluster.directory], served))
+    )
     removed.jobs["forgotten"].go("between")
     removed.jobs["forgotten"].result()
 
@@ -137,7 +139,7 @@ def test_with_the_application_all_of_it_goes(cluster: Cluster, served: Applicati
     """Last, for it ends the application. Its executors are gone, and a frame's files are still needed."""
     until_executors_are_gone(cluster)
     assert not removed.jobs["needed"].answer.done()
-    assert bases(removed.outputs["needed"]) <= bases(map_outputs([cluster.directory], served))
+    assert set() < bases(removed.outputs["needed"]) <= bases(map_outputs([cluster.directory], served))
     served.stop()
     eventually(lambda: left_of(served).processes == {"shuffle-service": 1}, "its processes to end", GONE)
     eventually(lambda: not left_of(served).files and not left_of(served).meetings, "its files to go", GONE)
@@ -168,7 +170,7 @@ def tracked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_without_it_what_decommissioned_executors_had_run_runs_again_once(
     tracked: Application, tmp_path: Path
 ) -> None:
-    """Those of both doors lose the same executors."""
+    """The jobs of both doors lose the same executors."""
     jobs = {door: mapped(tracked, tmp_path / door, door) for door in DOORS}
     until_executors_are_gone(tracked.cluster)
     results_of_doors(jobs, dict.fromkeys(ONCE, 2))

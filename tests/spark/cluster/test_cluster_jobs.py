@@ -133,7 +133,7 @@ def test_each_kind_of_operator_and_the_demo_give_what_they_give_on_one_host(
 
 
 def test_after_several_time_outs_it_goes_on_where_it_stopped(standing: Standing) -> None:
-    """The tests before have taken the time, unless this one runs alone."""
+    """The test before has taken the time, unless this one runs alone."""
     eventually(
         lambda: time.monotonic() >= standing.since + STANDS_STILL, "the time to pass", STANDS_STILL + 1
     )

@@ -50,6 +50,9 @@ def session(directory: str, port: str) -> Any:
         sortshuffle.configure(SparkSession.builder)
         .master("local-cluster[2,1,1024]")
         .config("spark.ui.enabled", "false")
+        # both executors are there before the first job, so that each runs tasks of it
+        .config("spark.cores.max", "2")
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
         .config("spark.local.dir", os.path.join(directory, "local"))
         .config(map=ONE_HOST_EACH)
         .config("spark.executorEnv.SORTSHUFFLE_TEST_OPENED", os.path.join(directory, "opened"))

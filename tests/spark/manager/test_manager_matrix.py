@@ -136,7 +136,8 @@ def test_tasks_that_fail_leave_nothing_and_spoil_nothing(sides: Sides) -> None:
 
 def test_cancelled_jobs_leave_nothing_and_spoil_nothing(sides: Sides) -> None:
     found = sides.equal("cancelled").value["outcomes"]
-    assert found == {case: ["cancelled"] for case in ("map, False", "map, True", "reduce, True")}
+    cases = ("map, without interrupts", "map, with interrupts", "reduce, with interrupts")
+    assert found == {case: ["cancelled"] for case in cases}
     eventually(lambda: not sides.ours.unfinished(), "the unfinished files go")
 
 

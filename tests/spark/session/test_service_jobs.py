@@ -1,5 +1,5 @@
 """On executors that count as hosts of their own, with an external shuffle service. Services that tasks start
-are in tests/spark/cluster."""
+are tested in tests/spark/cluster."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 
-PATIENCE = 400.0  # seconds until a task or job that waits gives up: more than any test or fixture takes
+PATIENCE = 1200.0  # seconds until a task or job that waits gives up: more than the tests of a module take
 POLL_SECONDS = 0.02
 REPEATS = 25  # of an id's digits in its row: some 150 bytes
 

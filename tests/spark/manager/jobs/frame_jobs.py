@@ -38,8 +38,8 @@ def wait_until(condition: Any, what: str) -> None:
 
 @job
 def streams(spark: SparkSession, directory: str) -> Found:
-    """Micro-batches of a file each. Of one stream a state is kept from one to the next, and a batch is
-    shuffled once more; the other drops what has come before, into a table in memory."""
+    """Two streams, with a file in each micro-batch. One keeps a state, and shuffles each batch once more. The
+    other drops rows that came before; its table is in memory."""
     use(spark, {"spark.sql.shuffle.partitions": "3"})
     source = f"{directory}/source"
     for number in range(2):
@@ -229,7 +229,7 @@ def _failing_at(batch_number: int) -> Any:
 
 
 def _counted(many: DataFrame) -> Found:
-    """The session goes on."""
+    """How many rows there are, which shows that the session goes on."""
     return collected(many.selectExpr("count(*)", "sum(length(t))"))
 
 
@@ -239,22 +239,24 @@ def failing_tasks(spark: SparkSession, _: str) -> Found:
     many = many_rows(spark)
     placed = many.repartition(3, "id")
     failed = {
-        "map": _what_fails(many.mapInArrow(_failing_at(IN_THE_MIDDLE), many.schema).repartition(8, "id")),
-        "reduce": _what_fails(placed.mapInArrow(_failing_at(3), many.schema)),
+        "map": _what_fails(many.mapInArrow(_failing_at(IN_THE_MIDDLE), many.schema).repartition(8, "id"))
     }
-    return {**_counted(placed), "failed": failed}
+    between = _counted(placed)
+    failed["reduce"] = _what_fails(placed.mapInArrow(_failing_at(3), many.schema))
+    return {"between": between, "after": _counted(placed), "failed": failed}
 
 
 @job
 def cancelled(spark: SparkSession, directory: str) -> Found:
     """Jobs that are cancelled while their map tasks write, or their reduce tasks read, with interrupts and
-    without, and another after them."""
+    without; and another after each of them."""
     many = many_rows(spark)
-    cases = [("map", False), ("map", True), ("reduce", True)]
-    outcomes = {
-        f"{when}, {interrupt}": _cancelled(many, directory, when, interrupt) for when, interrupt in cases
-    }
-    return {**_counted(many.repartition(3, "id")), "outcomes": outcomes}
+    outcomes, after = {}, {}
+    for when, interrupt in (("map", False), ("map", True), ("reduce", True)):
+        case = f"{when}, {'with' if interrupt else 'without'} interrupts"
+        outcomes[case] = _cancelled(many, directory, when, interrupt)
+        after[case] = _counted(many.repartition(3, "id"))
+    return {"outcomes": outcomes, "after": after}
 
 
 def _cancelled(many: DataFrame, above: str, when: str, interrupt: bool) -> list[str]:

@@ -1,7 +1,7 @@
 """Shuffles of RDDs of Java objects, with Java's serializer, which cannot reorder records, and with Kryo.
 
-They are made through Py4J, of methods that need no function of Java's or Scala's. Each call of those is a
-message: rows come home as one text for each partition.
+They are made through Py4J, with methods that need no function of Java's or Scala's. Each call through Py4J is
+a message, so the rows of a partition come home as one text.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def texts(spark: SparkSession) -> Java:
 
 
 def large(spark: SparkSession) -> Java:
-    """Pairs of a row and a number: one of more than a frame, and of almost nothing."""
-    some = spark.range(0, 10, 1, 3).where("id in (0, 1, 9)")
-    return some.selectExpr("repeat('abcdefgh', int(id * 70000)) as t", "id")._jdf.toJavaRDD().zipWithIndex()
+    """Pairs of a row and a number, in one task: two rows are larger than a slot, then comes one of almost
+    nothing. So a task sends its blocks more than once."""
+    some = spark.range(0, 3, 1, 1).selectExpr("repeat('abcdefgh', int((2 - id) * 315000)) as t", "id")
+    return some._jdf.toJavaRDD().zipWithIndex()
 
 
 def parallel_pairs(spark: SparkSession, pairs: list[tuple[Any, Any]], parts: int = TASKS) -> Java:
@@ -47,7 +48,7 @@ def parallel_pairs(spark: SparkSession, pairs: list[tuple[Any, Any]], parts: int
 
 
 def together(spark: SparkSession, rdds: dict[str, Java]) -> dict[str, list[list[str]]]:
-    """Of several RDDs, by name, that one job makes: each partition's elements as Java prints them."""
+    """Each partition's elements as Java prints them, of several RDDs by name. One job makes them all."""
     join = spark.sparkContext._jvm.org.apache.commons.lang3.StringUtils.join
     # `glom` first: RDDs that have one partitioner would become one
     parts = iter(
@@ -117,15 +118,16 @@ def java_operations(spark: SparkSession, _: str) -> Found:
         "grouped": keyed.groupByKey(PARTS),
         "distinct": lines.distinct(PARTS),
         "counted": numbers.countApproxDistinctByKey(0.01, PARTS),
-        "sorted": parallel_pairs(spark, [(n * 37 % 307, f"v{n}") for n in range(300)]).sortByKey(True, PARTS),
+        # few pairs, so that Spark samples all of them; a smaller sample would depend on the RDD's number
+        "sorted": parallel_pairs(spark, [(n * 37 % 307, f"v{n}") for n in range(240)]).sortByKey(True, PARTS),
         "joined": left.join(right, PARTS),
         "outer joined": left.fullOuterJoin(right, PARTS),
         "cogrouped": left.cogroup(numbers, PARTS),
-        "large": big.groupByKey(3).keys(),
+        "large": big.groupByKey(3),
         "subtracted": more.subtract(fewer, PARTS),
         "intersected": more.intersection(fewer),
         "repartitioned": longs(spark).repartition(7),
-        # two thousand readers, of a few tasks
+        # 2,100 partitions, which a few tasks read
         "of many partitions": keyed.groupByKey(2100).keys().coalesce(PARTS),
         "empty, grouped": empty.groupByKey(3),
         "empty, sorted": empty.sortByKey(),

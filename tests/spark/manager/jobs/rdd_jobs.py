@@ -83,7 +83,7 @@ def texts_and_objects(spark: SparkSession) -> dict[str, RDD[Any]]:
     # no two are equal, as 1 and True: which of them stands for both depends on which comes first
     keys: list[Any] = [None, 3, 2.5, "é", b"\x00\xff", (1, "x"), True]
     made = spark.sparkContext.parallelize(range(700), 3).map(lambda n: (keys[n % 7], n))
-    large = spark.sparkContext.parallelize([0, 1, 5], 3).map(lambda n: (n, "x" * (n << 20)))
+    large = spark.sparkContext.parallelize([5, 1, 0], 1).map(lambda n: (n, "x" * (n << 20)))
     return {
         "keys of many kinds": made.groupByKey(PARTS).mapValues(sorted),
         "large": large.partitionBy(5).mapValues(len),

@@ -59,9 +59,9 @@ def hashed(df: DataFrame) -> dict[str, Any]:
 
 def partitions(parts: Iterable[Iterable[Any]]) -> dict[str, Any]:
     """Of an RDD, `glom` collected: the rows of each partition, which may come in any order."""
-    return ordered(
-        f"{number}: {text}" for number, part in enumerate(parts) for text in sorted(map(repr, part))
-    )
+    several = list(parts)
+    rows = (f"{number}: {text}" for number, part in enumerate(several) for text in sorted(map(repr, part)))
+    return {**ordered(rows), "partitions": len(several)}
 
 
 def plan_of(df: DataFrame) -> str:

@@ -73,7 +73,7 @@ def aggregate(spark: SparkSession, _: str) -> Found:
 
 @job
 def queries(spark: SparkSession, _: str) -> Found:
-    """Of those that tell partitions nothing comes before that adaptive execution might change."""
+    """Queries that tell partitions have nothing before them that adaptive execution could change."""
     rows = numbers(spark, 6000)
     parts = rows.select("k", (sf.col("id") % 6).alias("m"))
     left, right = parts.where("m < 4"), parts.where("m > 2")
@@ -86,7 +86,7 @@ def queries(spark: SparkSession, _: str) -> Found:
             "by range": placed(numbers(spark, 1200).repartitionByRange(6, sf.desc("k"), "id")),
             "round robin": placed(rows.repartition(9)),
             "by id": placed(rows.repartitionById(8, "k")),
-            # some map outputs have no rows, and most partitions
+            # some map outputs are empty, and so are most partitions
             "empty outputs": placed(
                 numbers(spark, 8000, 8).where("id < 2000 and k < 9").repartition(50, "k")
             ),
@@ -105,7 +105,7 @@ def queries(spark: SparkSession, _: str) -> Found:
             "window": rows.select(
                 "id", "k", sf.row_number().over(by), sf.sum("v").over(by), sf.lag("t", 3).over(by)
             ),
-            # its reader ends before its blocks do
+            # the first rows of each partition, then of all
             "limit": rows.sort("id").limit(1000).groupBy("k").agg(sf.count("*"), sf.sum("v")),
             "nulls": nulls(spark),
         }
@@ -308,7 +308,7 @@ def many_partitions(spark: SparkSession, _: str) -> Found:
 
 @job
 def wide(spark: SparkSession, _: str) -> Found:
-    """More columns than Spark makes code for, and than a word of null bits has."""
+    """More columns than Spark generates code for (100), and than one word of null bits holds (64)."""
     columns = [f"if(id % {n + 2} = 0, null, id * {n}) as c{n}" for n in range(80)]
     columns += [f"hex(id + {n}) as t{n}" for n in range(30)]
     return hashed(spark.range(0, 3000, 1, 3).selectExpr("id", *columns).repartition(6, "id"))
