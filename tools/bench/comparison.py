@@ -43,7 +43,8 @@ def comparisons(suite: str, cases: Sequence[Case], ours_off: bool) -> list[tuple
 
 
 def quick_comparison(suites: Mapping[str, Sequence[Case]], ours_off: bool) -> list[tuple[str, Step]]:
-    """Return the step for suites whose quick sessions have the same settings; none, if no case runs tiny."""
+    """Return the step for suites whose quick sessions have the same settings; none, if no case runs tiny.
+    Prints which cases do not."""
     plain = {suite: [case for case in cases if case.setup.is_plain] for suite, cases in suites.items()}
     for case in chain.from_iterable(suites.values()):
         if not case.setup.is_plain:

@@ -49,6 +49,7 @@ SUITES = {
     "rdd": python_cases.RDD,
     "tpch": python_cases.TPCH,
     "sessions": python_cases.SESSIONS,
+    "small": python_cases.SMALL,
 }
 NAMES = {suite: [case.name for case in cases] for suite, cases in SUITES.items()} | {
     manager.SUITE: manager.NAMES

@@ -1,7 +1,8 @@
-"""The cases of `exchange`, `sort`, `tpch` and `rdd`: jobs whose Python stages exchange rows."""
+"""The cases of `exchange`, `sort`, `tpch`, `small` and `rdd`: jobs whose Python stages exchange rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ from tpch_data import QUICK_SCALE, some_tables
 
 SETUP = Setup(door=Door.FRAMES)
 SESSION_SETUP = Setup(door=Door.SESSION, against=Door.FRAMES)
-PARTITIONS, QUICK_PARTITIONS = 64, 8
+PARTITIONS = 64
+SMALL_PARTITIONS = 3000  # of some hundred rows
+MOST_QUICK_PARTITIONS = 100
 ROWS_PER_FILE = 1_250_000
 QUICK_ROWS, QUICK_PAIRS = 200_000, 80_000
 MANY, FEW = 1_000_003, 10_007  # different keys: hardly any comes twice in a map task, or all do
@@ -28,14 +31,17 @@ SCANS = {
 }
 
 
-def _partitions(quick: bool) -> int:
-    return QUICK_PARTITIONS if quick else PARTITIONS
+def _partitions(number: int, quick: bool) -> int:
+    return min(number // 8, MOST_QUICK_PARTITIONS) if quick else number
 
 
-def _exchange_requests(millions: int, scan: str, is_whole: bool, quick: bool) -> list[Request]:
+def _exchange_requests(
+    millions: int, scan: str, partitions: int, is_whole: bool, quick: bool
+) -> list[Request]:
     rows = QUICK_ROWS if quick else millions * 1_000_000
     files = parquet_files(DATA / f"exchange-{rows}", rows, max(2, rows // ROWS_PER_FILE))
-    arguments = {"files": files, "scan": scan, "partitions": _partitions(quick), "is_whole": is_whole}
+    partitions = _partitions(partitions, quick)
+    arguments = {"files": files, "scan": scan, "partitions": partitions, "is_whole": is_whole}
     return [Request("rows" if is_whole else "exchange", "exchange", arguments)]
 
 
@@ -43,10 +49,10 @@ def _exchange(millions: int, scan: str, wall: float | None) -> Case:
     return Case(
         f"exchange-{millions}-{scan}",
         f"exchange of {millions} M rows, {SCANS[scan]}",
-        partial(_exchange_requests, millions, scan, False),
+        partial(_exchange_requests, millions, scan, PARTITIONS, False),
         Aim(wall=wall),
         setup=SETUP,
-        verification=partial(_exchange_requests, millions, scan, True),
+        verification=partial(_exchange_requests, millions, scan, PARTITIONS, True),
     )
 
 
@@ -68,7 +74,7 @@ def _sort_requests(millions: int, quick: bool) -> list[Request]:
     arguments = {
         "source": str(source),
         "output": str(output),
-        "partitions": _partitions(quick),
+        "partitions": _partitions(PARTITIONS, quick),
         "rows": expected.rows,
         "checksum": expected.checksum,
     }
@@ -86,9 +92,10 @@ SORT = [
 ]
 
 
-def _parsed_requests(name: str, scale: float, is_whole: bool, quick: bool) -> list[Request]:
+def _parsed_requests(name: str, scale: float, partitions: int, is_whole: bool, quick: bool) -> list[Request]:
     data = some_tables(QUICK_SCALE if quick else scale, ("lineitem", "orders"))
-    arguments = {"name": name, "data": str(data), "partitions": _partitions(quick), "is_whole": is_whole}
+    partitions = _partitions(partitions, quick)
+    arguments = {"name": name, "data": str(data), "partitions": partitions, "is_whole": is_whole}
     return [Request("rows" if is_whole else name, "parsed", arguments)]
 
 
@@ -96,10 +103,10 @@ def _parsed(name: str, scale: float, about: str) -> Case:
     return Case(
         f"tpch-{name}",
         about,
-        partial(_parsed_requests, name, scale, False),
+        partial(_parsed_requests, name, scale, PARTITIONS, False),
         Aim(wall=0.5),
         setup=SETUP,
-        verification=partial(_parsed_requests, name, scale, True),
+        verification=partial(_parsed_requests, name, scale, PARTITIONS, True),
     )
 
 
@@ -121,13 +128,47 @@ SESSIONS = [
 ]
 
 
+def _small(name: str, about: str, wall: float, requests: Callable[[bool, bool], list[Request]]) -> Case:
+    return Case(
+        f"small-{name}",
+        f"{about}: {SMALL_PARTITIONS} small partitions",
+        partial(requests, False),
+        Aim(wall=wall),
+        setup=SETUP,
+        verification=partial(requests, True),
+    )
+
+
+SMALL = [
+    _small(
+        "repartition",
+        "repartition of 1 M rows",
+        2.0,
+        partial(_exchange_requests, 1, "read", SMALL_PARTITIONS),
+    ),
+    # nobody has asked for so many: spark.sql.shuffle.partitions says it
+    _small(
+        "aggregate",
+        "1.5 M lines, sums by supplier",
+        1.0,
+        partial(_parsed_requests, "aggregate", 0.25, SMALL_PARTITIONS),
+    ),
+    _small(
+        "join",
+        "1.5 M lines joined with 0.4 M orders",
+        1.0,
+        partial(_parsed_requests, "join", 0.25, SMALL_PARTITIONS),
+    ),
+]
+
+
 def _rdd_requests(method: str, kind: str, different: int, is_whole: bool, quick: bool) -> list[Request]:
     arguments = {
         "method": method,
         "kind": kind,
         "count": QUICK_PAIRS if quick else 5_000_000,
         "different": different,
-        "partitions": _partitions(quick),
+        "partitions": _partitions(PARTITIONS, quick),
         "is_whole": is_whole,
     }
     return [Request("rows" if is_whole else method, "rdd", arguments)]

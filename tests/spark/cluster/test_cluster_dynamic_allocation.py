@@ -43,7 +43,8 @@ def mapped(application: Application, directory: Path, door: str) -> Job:
 
 
 def results_of_doors(jobs: dict[str, Job], runs: dict[int, int]) -> None:
-    """Both jobs go on, side by side. Their rows are right, and each map task has run so often."""
+    """Both jobs go on, side by side. Their rows are right, and each map task has run as often as ``runs``
+    says."""
     for door in DOORS:
         jobs[door].go("between")
     assert {door: jobs[door].result() for door in DOORS} == dict.fromkeys(DOORS, RIGHT)

@@ -53,6 +53,7 @@ def session(directory: str, port: str) -> Any:
         # both executors are there before the first job, so that each runs tasks of it
         .config("spark.cores.max", "2")
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "120s")
         .config("spark.local.dir", os.path.join(directory, "local"))
         .config(map=ONE_HOST_EACH)
         .config("spark.executorEnv.SORTSHUFFLE_TEST_OPENED", os.path.join(directory, "opened"))

@@ -30,7 +30,7 @@ from oracle import data_frame, every_type, rows_in_order
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from session_calls import CALLS, numbers, outcome
+from session_calls import CALLS, Call, numbers, outcome
 from signatures import differing_signatures
 
 import sortshuffle
@@ -43,7 +43,8 @@ cloudpickle.register_pickle_by_value(session_calls)
 
 PARTITIONS = 5  # of whatever does not say how many
 COLUMNS = ["id", "i", "lo", "d", "st", "ts", "dl", "bo"]
-# Those that call what no case here does. tests/examples has all of them, on the newest Spark.
+# Those that call what no case here does. `words` has RDDs, which Spark Connect has not. All of them run in
+# tests/examples, on the newest Spark.
 EXAMPLES = {"classic": ["features", "pipeline", "words"], "remote": ["features", "pipeline"]}
 
 Case = Callable[["Job"], tuple[Any, Any]]
@@ -458,7 +459,8 @@ def differing_cases(job: Job, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def differing_pairs(pairs: dict[str, Callable[[], tuple[Any, Any]]]) -> dict[str, list[str]]:
-    """Return what differs between what each function returns of us and of plain PySpark; or how it failed."""
+    """Each function returns what we give and what plain PySpark gives. Return what differs, or how the
+    function failed."""
     found = {}
     for name, pair in pairs.items():
         try:
@@ -487,7 +489,7 @@ def differing_calls(spark: SparkSession) -> dict[str, list[str]]:
     ours = sortshuffle.session(spark)
     assert isinstance(numbers(ours, 1), ShuffleFrame)
 
-    def outcomes(call: Callable[[SparkSession], Any]) -> tuple[list[str], list[str]]:
+    def outcomes(call: Call) -> tuple[list[str], list[str]]:
         return list(map(str, outcome(ours, call))), list(map(str, outcome(spark, call)))
 
     return differing_pairs({name: partial(outcomes, call) for name, call in CALLS.items()})

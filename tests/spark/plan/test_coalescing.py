@@ -38,7 +38,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Batches = Iterator[pa.RecordBatch]
 ROWS, CORES = 3000, 2
-MANY = 9  # partitions; as none has more than a seventh of the bytes, they are read in six or seven tasks
+MANY = 9  # partitions; with these keys, six or seven tasks can share them
 COALESCING = "spark.sql.adaptive.coalescePartitions.enabled"
 OFF = {COALESCING: "false"}
 

@@ -73,7 +73,7 @@ def aggregate(spark: SparkSession, _: str) -> Found:
 
 @job
 def queries(spark: SparkSession, _: str) -> Found:
-    """Queries that tell partitions have nothing before them that adaptive execution could change."""
+    """Queries that show a row's partition have nothing before them that adaptive execution could change."""
     rows = numbers(spark, 6000)
     parts = rows.select("k", (sf.col("id") % 6).alias("m"))
     left, right = parts.where("m < 4"), parts.where("m > 2")
