@@ -45,7 +45,7 @@ PARTITIONS = 5  # of whatever does not say how many
 COLUMNS = ["id", "i", "lo", "d", "st", "ts", "dl", "bo"]
 # Those that call what no case here does. `words` has RDDs, which Spark Connect has not. All of them run in
 # tests/examples, on the newest Spark.
-EXAMPLES = {"classic": ["features", "pipeline", "words"], "remote": ["features", "pipeline"]}
+EXAMPLES = {"classic": ["pipeline", "words"], "remote": ["pipeline"]}
 
 Case = Callable[["Job"], tuple[Any, Any]]
 _cases: dict[str, Case] = {}
