@@ -15,6 +15,12 @@ from sides import MIB, Request, Setup
 QUICK_JAVA = (("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),)
 QUICK_SETUP = Setup(memory=1024 * MIB, settings=QUICK_JAVA)
 QUICK_EFFORT = Effort(is_quick=True)
+MOST_QUICK_PARTITIONS = 100  # each is a task of Python on both sides
+
+
+def quick_partitions(number: int) -> int:
+    """Return how many partitions a case has in its tiny form, if it has ``number`` of them in full."""
+    return min(max(2, number // 8), MOST_QUICK_PARTITIONS)
 
 
 @dataclass(frozen=True, slots=True)

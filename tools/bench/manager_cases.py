@@ -6,7 +6,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from cases import Aim, Case
+from cases import Aim, Case, quick_partitions
 from harness import DATA
 from manager_jobs import PAIRS_TASKS
 from rounds import Effort, Measured
@@ -31,7 +31,7 @@ SCALING_SETTINGS = (("spark.sql.files.minPartitionNum", "8"),)
 def queries(scale: float, partitions: int, quick: bool) -> list[Request]:
     """All queries of TPC-H; the tables are in the page cache then. Tiny: some of them, in few partitions."""
     scale = QUICK_SCALE if quick else scale
-    partitions = max(2, partitions // 10) if quick else partitions
+    partitions = quick_partitions(partitions) if quick else partitions
     arguments = {"data": str(_tables(scale)), "scale": scale, "partitions": partitions}
     names = QUICK_QUERIES if quick else QUERIES
     return [Request(query, "tpch", arguments | {"query": query}) for query in names]

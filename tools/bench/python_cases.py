@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import sort_records
-from cases import Aim, Case
+from cases import Aim, Case, quick_partitions
 from harness import DATA
 from rounds import Effort
 from rows import parquet_files
@@ -17,9 +17,8 @@ from tpch_data import QUICK_SCALE, some_tables
 
 SETUP = Setup(door=Door.FRAMES)
 SESSION_SETUP = Setup(door=Door.SESSION, against=Door.FRAMES)
-PARTITIONS = 64
+PARTITIONS, QUICK_PARTITIONS = 64, quick_partitions(64)
 SMALL_PARTITIONS = 3000  # of some hundred rows
-MOST_QUICK_PARTITIONS = 100
 ROWS_PER_FILE = 1_250_000
 QUICK_ROWS, QUICK_PAIRS = 200_000, 80_000
 MANY, FEW = 1_000_003, 10_007  # different keys: hardly any comes twice in a map task, or all do
@@ -32,16 +31,12 @@ SCANS = {
 }
 
 
-def _partitions(number: int, quick: bool) -> int:
-    return min(number // 8, MOST_QUICK_PARTITIONS) if quick else number
-
-
 def _exchange_requests(
     millions: int, scan: str, partitions: int, is_whole: bool, quick: bool
 ) -> list[Request]:
     rows = QUICK_ROWS if quick else millions * 1_000_000
     files = parquet_files(DATA / f"exchange-{rows}", rows, max(2, rows // ROWS_PER_FILE))
-    partitions = _partitions(partitions, quick)
+    partitions = quick_partitions(partitions) if quick else partitions
     arguments = {"files": files, "scan": scan, "partitions": partitions, "is_whole": is_whole}
     return [Request("rows" if is_whole else "exchange", "exchange", arguments)]
 
@@ -75,7 +70,7 @@ def _sort_requests(millions: int, quick: bool) -> list[Request]:
     arguments = {
         "source": str(source),
         "output": str(output),
-        "partitions": _partitions(PARTITIONS, quick),
+        "partitions": QUICK_PARTITIONS if quick else PARTITIONS,
         "rows": expected.rows,
         "checksum": expected.checksum,
     }
@@ -95,7 +90,7 @@ SORT = [
 
 def _parsed_requests(name: str, scale: float, partitions: int, is_whole: bool, quick: bool) -> list[Request]:
     data = some_tables(QUICK_SCALE if quick else scale, ("lineitem", "orders"))
-    partitions = _partitions(partitions, quick)
+    partitions = quick_partitions(partitions) if quick else partitions
     arguments = {"name": name, "data": str(data), "partitions": partitions, "is_whole": is_whole}
     return [Request("rows" if is_whole else name, "parsed", arguments)]
 
@@ -136,17 +131,19 @@ def _small(name: str, about: str, wall: float, requests: Callable[[bool, bool], 
         partial(requests, False),
         Aim(wall=wall),
         setup=SETUP,
-        effort=Effort(rounds=3, most_warm_ups=2),  # a pass of 3000 tasks of plain PySpark took 145 s
         verification=partial(requests, True),
     )
 
 
 SMALL = [
-    _small(
-        "repartition",
-        "repartition of 1 M rows",
-        2.0,
-        partial(_exchange_requests, 1, "read", SMALL_PARTITIONS),
+    replace(
+        _small(
+            "repartition",
+            "repartition of 1 M rows",
+            2.0,
+            partial(_exchange_requests, 1, "read", SMALL_PARTITIONS),
+        ),
+        effort=Effort(most_warm_ups=2),  # its 3000 tasks took plain PySpark 145 s
     ),
     # nobody has asked for so many: spark.sql.shuffle.partitions says it
     _small(
@@ -170,7 +167,7 @@ def _rdd_requests(method: str, kind: str, different: int, is_whole: bool, quick:
         "kind": kind,
         "count": QUICK_PAIRS if quick else 5_000_000,
         "different": different,
-        "partitions": _partitions(PARTITIONS, quick),
+        "partitions": QUICK_PARTITIONS if quick else PARTITIONS,
         "is_whole": is_whole,
     }
     return [Request("rows" if is_whole else method, "rdd", arguments)]
