@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from java_options import SHORT_LIVED, submit_arguments
 from pyspark.sql import SparkSession
+from spark_home import spark_home
 
 import sortshuffle
 from sortshuffle.spark.session.requirements import address_this_host
@@ -51,6 +52,7 @@ os.environ["SPARK_LAUNCHER_OPTS"] = SHORT_LIVED
 # The hundreds of processes that tests start compile the package once: it takes each of them 0.2 s otherwise.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+os.environ["SPARK_HOME"] = str(spark_home())
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 

@@ -1,6 +1,6 @@
 """Options of the JVMs that tests start, and the archives of classes that these map.
 
-    python tests/java_options.py        makes the archives that are missing, half a minute each
+    python tests/java_options.py        makes the archives that are missing, in a minute
 
 A session of Spark loads and verifies thousands of classes, which is a third of what a short one costs. A JVM
 with an archive maps them instead: 14 s became 10 s. An archive is for one class path, so there are two, one
@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-DIRECTORY = ROOT / ".classes"
+from spark_home import DIRECTORY, ROOT, spark_home
+
 JAR = ROOT / "sortshuffle" / "spark" / "manager" / "sortshuffle-manager.jar"
 PATIENCE = 300  # seconds
 
@@ -73,8 +73,7 @@ def _submit_arguments(manager: str, options: str) -> str:
 
 def archive_path(has_manager: bool) -> Path:
     """A name for what an archive must fit."""
-    spark = importlib.util.find_spec("pyspark")
-    fits = [os.environ.get("JAVA_HOME", ""), str(spark and spark.origin)]
+    fits = [os.environ.get("JAVA_HOME", ""), str(spark_home())]
     if has_manager and JAR.exists():
         fits.append(str(JAR.stat().st_mtime_ns))
     name = hashlib.sha256("\0".join(fits).encode()).hexdigest()[:16]
@@ -90,6 +89,7 @@ def make_archive(has_manager: bool) -> None:
     environment = {
         **os.environ,
         "PYSPARK_SUBMIT_ARGS": _submit_arguments("on" if has_manager else "off", options),
+        "SPARK_HOME": str(spark_home()),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
     }
@@ -107,9 +107,9 @@ def main() -> None:
     DIRECTORY.mkdir(exist_ok=True)
     with open(DIRECTORY / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for has_manager in (False, True):
-            if not archive_path(has_manager).exists():
-                make_archive(has_manager)
+        missing = [has_manager for has_manager in (False, True) if not archive_path(has_manager).exists()]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(make_archive, missing))
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ class Process:
 class Cluster:
     """The cluster of a directory. Any number of these objects, in any process, may speak of the same one.
 
-    ``variables``: what else is in the environment of the processes that this object starts.
+    ``variables``: what else is in the environment of the processes that this object starts, SPARK_HOME among
+    it if they are to have another one than the installed PySpark.
     """
 
     def __init__(
@@ -323,8 +324,8 @@ class Cluster:
     ) -> subprocess.Popen[bytes]:
         home = _spark_home()
         environment = {
-            **self.host_environment(host),
             "SPARK_HOME": str(home),
+            **self.host_environment(host),
             "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_DAEMON_JAVA_OPTS": DAEMON_OPTIONS,
             **variables,

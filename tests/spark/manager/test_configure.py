@@ -338,7 +338,8 @@ def ours(spark):
 
 def run(*command: str) -> tuple[Any, str]:
     """What a driver prints last, and its log. It does not have the settings of this process's Spark."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    left_out = ("PYSPARK_", "SPARK_HOME")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     root = str(Path(sortshuffle.__file__).parent.parent)
     done = subprocess.run(
         command,
