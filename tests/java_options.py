@@ -107,9 +107,9 @@ def main() -> None:
     DIRECTORY.mkdir(exist_ok=True)
     with open(DIRECTORY / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [has_manager for has_manager in (False, True) if not archive_path(has_manager).exists()]
+        to_make = [has_manager for has_manager in (False, True) if not archive_path(has_manager).exists()]
         with ThreadPoolExecutor() as pool:
-            list(pool.map(make_archive, missing))
+            list(pool.map(make_archive, to_make))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
+import stat
 from pathlib import Path
 
 import pyspark
@@ -21,17 +20,40 @@ def test_workers_import_the_pyspark_that_is_installed(spark: SparkSession) -> No
     assert spark.sparkContext.parallelize([0], 1).map(where).collect() == [pyspark.__file__]
 
 
-def test_it_has_all_but_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where homes are made."""
     monkeypatch.setattr(spark_home, "DIRECTORY", tmp_path / "homes")
+    return tmp_path / "homes"
+
+
+def test_it_has_what_spark_needs_and_no_archive(homes: Path) -> None:
     home = spark_home.spark_home()
+    assert home.parent == homes
     assert (home / "jars").is_dir()
     assert (home / "bin" / "spark-class").is_file()
     assert not (home / "python").exists()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o755
 
 
-def test_several_processes_may_make_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_home, "DIRECTORY", tmp_path)
-    with ThreadPoolExecutor(8) as pool:
-        homes = set(pool.map(lambda _: spark_home.spark_home(), range(8)))
-    assert os.listdir(tmp_path) == [homes.pop().name]
-    assert not homes
+def test_who_makes_it_after_another_leaves_the_others(homes: Path) -> None:
+    home = spark_home.spark_home()
+    made = home.stat().st_ino
+    spark_home.make_home(home, Path(pyspark.__file__).parent)
+    assert [path.name for path in homes.iterdir()] == [home.name]
+    assert home.stat().st_ino == made
+
+
+def test_a_home_that_cannot_be_made_leaves_nothing(homes: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        spark_home.make_home(tmp_path / "missing" / "home", Path(pyspark.__file__).parent)
+    assert list(homes.iterdir()) == []
+
+
+def test_another_installation_at_the_same_place_has_another_home(
+    homes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = spark_home.spark_home()
+    monkeypatch.setattr(pyspark, "__version__", "another")
+    assert spark_home.spark_home() != home
+    assert len(list(homes.iterdir())) == 2

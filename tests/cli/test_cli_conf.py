@@ -168,7 +168,7 @@ def test_a_job_that_spark_submit_runs_with_its_lines_is_shuffled_by_the_manager(
         f"decisions = dict(spark.sparkContext._jvm.{MANAGER_CLASS}.decisions())\n"
         "print(json.dumps([count, decisions]))\n"
     )
-    left_out = ("PYSPARK_", "SPARK_HOME")
+    left_out = ("PYSPARK_", "SPARK_HOME")  # its `python3` may have no PySpark but the archive of Spark's home
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     lines = run("conf").stdout.split()

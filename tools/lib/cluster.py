@@ -110,8 +110,8 @@ class Process:
 class Cluster:
     """The cluster of a directory. Any number of these objects, in any process, may speak of the same one.
 
-    ``variables``: what else is in the environment of the processes that this object starts, SPARK_HOME among
-    it if they are to have another one than the installed PySpark.
+    ``variables``: what else is in the environment of the processes that this object starts. SPARK_HOME is the
+    installed PySpark, unless ``variables`` has another.
     """
 
     def __init__(
@@ -322,9 +322,8 @@ class Cluster:
         variables: Mapping[str, str],
         log: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        home = _spark_home()
         environment = {
-            "SPARK_HOME": str(home),
+            "SPARK_HOME": str(_spark_home()),
             **self.host_environment(host),
             "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_DAEMON_JAVA_OPTS": DAEMON_OPTIONS,
@@ -332,7 +331,7 @@ class Cluster:
         }
         with open(log or self._log(host), "ab") as opened:
             return subprocess.Popen(
-                [str(home / "bin" / "spark-class"), main, *arguments],
+                [f"{environment['SPARK_HOME']}/bin/spark-class", main, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=opened,
                 stderr=subprocess.STDOUT,

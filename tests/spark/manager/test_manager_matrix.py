@@ -1,5 +1,5 @@
-"""Whatever shuffles in a session gives the same with the manager as without it, in the same plans, and no
-shuffle falls back to Spark's own."""
+"""Whatever shuffles in a session gives the same with the manager as without it, and no shuffle falls back to
+Spark's own. The plans are the same, too, where they do not depend on the stage that ends first."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def found_by(code: str, directory: Path, workers: str = "") -> Any:
+def found_by(code: str, directory: Path, workers: str = "", environment: dict[str, str] | None = None) -> Any:
     """What this code leaves in `found`, with a SparkContext of its own. ``workers``: the interpreter that
-    PYSPARK_PYTHON names, if one is to be named."""
+    PYSPARK_PYTHON names, if one is to be named. ``environment``: as for `run_job`."""
     names = f"os.environ['PYSPARK_PYTHON'] = {workers!r}" if workers else "del os.environ['PYSPARK_PYTHON']"
     job = directory / "job.py"
     job.write_text(f"import json, os\n{names}\n{code}\nprint(json.dumps({{'found': found}}))\nspark.stop()\n")
-    return run_job(job)["found"]
+    return run_job(job, environment=environment)["found"]
 
 
 # --- configure ------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_workers_that_lack_the_package_are_named_on_the_driver_before_anything_runs(
-    bare_python: str, tmp_path: Path
+    bare_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "nothing"
     directory.mkdir()
@@ -121,7 +121,10 @@ for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(directo
     except WorkerSetupError as error:
         found.append(str(error))
 """
-    told = found_by(code, tmp_path, bare_python)
+    monkeypatch.chdir(tmp_path)  # where workers do not find the package
+    # These workers have PySpark from Spark's archive, which the home of tests has not.
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    told = found_by(code, tmp_path, bare_python, environment)
 
     assert len(told) == 3
     interpreter = f"{bare_python} ({sys.version.split()[0]})"

@@ -52,7 +52,7 @@ def together(queries: dict[str, DataFrame]) -> Found:
 
 
 def union(queries: dict[str, DataFrame]) -> DataFrame:
-    """Rows of a query's name and a row of it as text."""
+    """Each row has a query's name, and one of its rows as text."""
     texts = [
         df.select(sf.lit(name), sf.to_json(sf.struct("*"), {"ignoreNullFields": "false"}))
         for name, df in queries.items()
@@ -138,21 +138,21 @@ def nulls(spark: SparkSession) -> DataFrame:
 def queries_without_adaption(spark: SparkSession, _: str) -> Found:
     use(spark, OFF)
     rows = numbers(spark, 2000)
-    return together(
-        {
-            "aggregate": rows.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.max("t")),
-            # a single partition, as a window without keys has it
-            "to one": rows.select("id", sf.sum("id").over(Window.orderBy("id"))),
-            # rows of no bytes but their length
-            "no columns": rows.select().repartition(4).groupBy().count(),
-            **nothing(spark),
-        }
-    )
+    kinds = {
+        "aggregate": rows.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.max("t")),
+        # a single partition, as a window without keys has it
+        "to one": rows.select("id", sf.sum("id").over(Window.orderBy("id"))),
+        # rows of no bytes but their length
+        "no columns": rows.select().repartition(4).groupBy().count(),
+        **nothing(spark),
+    }
+    every = union(kinds)
+    return {**rows_by_query(kinds, every), "plan": plan_of(every)}
 
 
 @job
 def queries_of_nothing(spark: SparkSession, _: str) -> Found:
-    """One by one: so the plan of each is compared, too."""
+    """Each runs alone, so its plan is compared, too."""
     return {name: collected(df) for name, df in nothing(spark).items()}
 
 
@@ -205,14 +205,14 @@ def joins(spark: SparkSession, _: str) -> Found:
     left, right = _two(spark)
     full = left.hint("merge").join(right, "k", "full")
     by_hash = left.join(right.hint("shuffle_hash"), "k", "left")
-    queries = {
+    kinds = {
         "full": full.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.sum("other"), sf.max("t")),
         "left anti": left.hint("merge").join(right, "k", "left_anti"),
         "by hash": by_hash.groupBy("other").agg(sf.count("*"), sf.sum("v")),
     }
     # The hints leave nothing to choose, and no side is empty: the plan is the same in each order of stages.
-    every = union(queries)
-    return {**rows_by_query(queries, every), "plan": plan_of(every)}
+    every = union(kinds)
+    return {**rows_by_query(kinds, every), "plan": plan_of(every)}
 
 
 @job
