@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import stat
+import os
 from pathlib import Path
 
 import pyspark
@@ -33,10 +33,9 @@ def test_it_has_what_spark_needs_and_no_archive(homes: Path) -> None:
     assert (home / "jars").is_dir()
     assert (home / "bin" / "spark-class").is_file()
     assert not (home / "python").exists()
-    assert stat.S_IMODE(home.stat().st_mode) == 0o755
 
 
-def test_who_makes_it_after_another_leaves_the_others(homes: Path) -> None:
+def test_a_home_that_is_there_stays_as_it_is(homes: Path) -> None:
     home = spark_home.spark_home()
     made = home.stat().st_ino
     spark_home.make_home(home, Path(pyspark.__file__).parent)
@@ -50,10 +49,18 @@ def test_a_home_that_cannot_be_made_leaves_nothing(homes: Path, tmp_path: Path) 
     assert list(homes.iterdir()) == []
 
 
-def test_another_installation_at_the_same_place_has_another_home(
-    homes: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_installation_has_another_home(
+    homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = spark_home.spark_home()
+    found = [spark_home.spark_home()]
+    jars = tmp_path / "pyspark" / "jars"
+    jars.mkdir(parents=True)
+    os.utime(jars, (1, 1))
+    monkeypatch.setattr(pyspark, "__file__", str(jars.parent / "__init__.py"))
+    found.append(spark_home.spark_home())
+    os.utime(jars, (2, 2))  # the same release again, at the same place
+    found.append(spark_home.spark_home())
     monkeypatch.setattr(pyspark, "__version__", "another")
-    assert spark_home.spark_home() != home
-    assert len(list(homes.iterdir())) == 2
+    found.append(spark_home.spark_home())
+    assert spark_home.spark_home() == found[-1]
+    assert len(set(found)) == 4

@@ -41,6 +41,7 @@ def demo(
     on a host whose name has no address."""
     table = directory / "table.parquet"
     pq.write_table(pa.table({"k": [1, 2, 2, 3]}), table)
+    # Spark's own home, as a user has it
     left_out = ("PYSPARK_", "SPARK_HOME", ADDRESS_VARIABLE, NAME_VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     command = [sys.executable, str(DEMO), "--parquet", str(table), "--key", "k"]
