@@ -3,13 +3,14 @@
 Spark puts ``python/lib/pyspark.zip`` of its home first on its Python workers' path. The archive has no
 compiled modules, so each worker compiles the modules of PySpark that it imports. To start a worker takes
 2.6 s of CPU on a slow machine, and compiling is 0.8 s of that. The home of tests has no such archive. The
-tests of the demo, of spark-submit and of workers without packages have Spark's own home: they take
-SPARK_HOME out of the environment. The workers of a `local-cluster` write into ``work`` of the home.
+tests of the demo, of spark-submit and of workers without packages have Spark's own home
+(`users_environment`). The workers of a `local-cluster` write into ``work`` of the home.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -30,6 +31,13 @@ def spark_home() -> Path:
     if not home.exists():
         make_home(home, package)
     return home
+
+
+def users_environment() -> dict[str, str]:
+    """Return this process's environment without what tests tell PySpark. Spark's home is its own then. A
+    ``python3`` that has no PySpark finds it in the archive there."""
+    left_out = ("PYSPARK_", "SPARK_HOME")
+    return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
 
 
 def make_home(home: Path, package: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -12,6 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from run_cli import run
+from spark_home import users_environment
 
 import sortshuffle
 from sortshuffle.cli import conf as command
@@ -168,14 +168,12 @@ def test_a_job_that_spark_submit_runs_with_its_lines_is_shuffled_by_the_manager(
         f"decisions = dict(spark.sparkContext._jvm.{MANAGER_CLASS}.decisions())\n"
         "print(json.dumps([count, decisions]))\n"
     )
-    left_out = ("PYSPARK_", "SPARK_HOME")  # its `python3` may have no PySpark but the archive of Spark's home
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     lines = run("conf").stdout.split()
     calm = ["--conf", "spark.ui.enabled=false", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
     done = subprocess.run(
         [str(submit), "--master", "local[1]", *calm, *lines, str(program)],
-        env={**inherited, "PYTHONPATH": str(Path(sortshuffle.__file__).parent.parent)},
+        env={**users_environment(), "PYTHONPATH": str(Path(sortshuffle.__file__).parent.parent)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from engine import ROOT
 from java_options import java_options
+from spark_home import users_environment
 
 from sortshuffle.homes.host import ADDRESS_VARIABLE, NAME_VARIABLE
 from sortshuffle.metrics import TaskMetrics
@@ -41,9 +41,8 @@ def demo(
     on a host whose name has no address."""
     table = directory / "table.parquet"
     pq.write_table(pa.table({"k": [1, 2, 2, 3]}), table)
-    # Spark's own home, as a user has it
-    left_out = ("PYSPARK_", "SPARK_HOME", ADDRESS_VARIABLE, NAME_VARIABLE)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    addresses = (ADDRESS_VARIABLE, NAME_VARIABLE)
+    inherited = {name: value for name, value in users_environment().items() if not name.startswith(addresses)}
     command = [sys.executable, str(DEMO), "--parquet", str(table), "--key", "k"]
     if nameless:
         command = ["unshare", "--uts", "sh", "-c", f'hostname {NAMELESS} && exec "$@"', "sh", *command]

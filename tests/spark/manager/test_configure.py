@@ -19,6 +19,7 @@ from java_options import SHORT_LIVED, java_options
 from job_process import run_job
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from spark_home import users_environment
 
 import sortshuffle
 from sortshuffle.errors import OptionError, UsageError
@@ -338,12 +339,10 @@ def ours(spark):
 
 def run(*command: str) -> tuple[Any, str]:
     """What a driver prints last, and its log. It does not have the settings of this process's Spark."""
-    left_out = ("PYSPARK_", "SPARK_HOME")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     root = str(Path(sortshuffle.__file__).parent.parent)
     done = subprocess.run(
         command,
-        env={**inherited, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable},
+        env={**users_environment(), "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -15,6 +15,7 @@ import pytest
 from job_process import run_job
 from oracle import confs, jobs
 from pyspark.sql import SparkSession
+from spark_home import users_environment
 
 import sortshuffle
 from sortshuffle.errors import UsageError
@@ -122,9 +123,7 @@ for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(directo
         found.append(str(error))
 """
     monkeypatch.chdir(tmp_path)  # where workers do not find the package
-    # These workers have PySpark from Spark's archive, which the home of tests has not.
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
-    told = found_by(code, tmp_path, bare_python, environment)
+    told = found_by(code, tmp_path, bare_python, users_environment())
 
     assert len(told) == 3
     interpreter = f"{bare_python} ({sys.version.split()[0]})"

@@ -48,10 +48,16 @@ def numbers(spark: SparkSession, rows: int = ROWS, maps: int = MAPS) -> DataFram
 def together(queries: dict[str, DataFrame]) -> Found:
     """The rows of several queries, by name, that run as one. Their plan is left out: adaptive execution plans
     again whenever a stage ends, and a union's plan depends on which of its stages ends first."""
-    return rows_by_query(queries, union(queries))
+    return _rows_by_query(queries, _union(queries))
 
 
-def union(queries: dict[str, DataFrame]) -> DataFrame:
+def together_with_plan(queries: dict[str, DataFrame]) -> Found:
+    """The same and the plan, for queries whose plan is the same in each order of stages."""
+    every = _union(queries)
+    return {**_rows_by_query(queries, every), "plan": plan_of(every)}
+
+
+def _union(queries: dict[str, DataFrame]) -> DataFrame:
     """Each row has a query's name, and one of its rows as text."""
     texts = [
         df.select(sf.lit(name), sf.to_json(sf.struct("*"), {"ignoreNullFields": "false"}))
@@ -60,7 +66,7 @@ def union(queries: dict[str, DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionAll, texts)
 
 
-def rows_by_query(queries: Iterable[str], every: DataFrame) -> Found:
+def _rows_by_query(queries: Iterable[str], every: DataFrame) -> Found:
     found: dict[str, list[str]] = {name: [] for name in queries}
     for name, text in every.collect():
         found[name].append(text)
@@ -138,16 +144,16 @@ def nulls(spark: SparkSession) -> DataFrame:
 def queries_without_adaption(spark: SparkSession, _: str) -> Found:
     use(spark, OFF)
     rows = numbers(spark, 2000)
-    kinds = {
-        "aggregate": rows.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.max("t")),
-        # a single partition, as a window without keys has it
-        "to one": rows.select("id", sf.sum("id").over(Window.orderBy("id"))),
-        # rows of no bytes but their length
-        "no columns": rows.select().repartition(4).groupBy().count(),
-        **nothing(spark),
-    }
-    every = union(kinds)
-    return {**rows_by_query(kinds, every), "plan": plan_of(every)}
+    return together_with_plan(
+        {
+            "aggregate": rows.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.max("t")),
+            # a single partition, as a window without keys has it
+            "to one": rows.select("id", sf.sum("id").over(Window.orderBy("id"))),
+            # rows of no bytes but their length
+            "no columns": rows.select().repartition(4).groupBy().count(),
+            **nothing(spark),
+        }
+    )
 
 
 @job
@@ -205,14 +211,14 @@ def joins(spark: SparkSession, _: str) -> Found:
     left, right = _two(spark)
     full = left.hint("merge").join(right, "k", "full")
     by_hash = left.join(right.hint("shuffle_hash"), "k", "left")
-    kinds = {
-        "full": full.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.sum("other"), sf.max("t")),
-        "left anti": left.hint("merge").join(right, "k", "left_anti"),
-        "by hash": by_hash.groupBy("other").agg(sf.count("*"), sf.sum("v")),
-    }
-    # The hints leave nothing to choose, and no side is empty: the plan is the same in each order of stages.
-    every = union(kinds)
-    return {**rows_by_query(kinds, every), "plan": plan_of(every)}
+    # The hints leave nothing to choose, and no side is empty.
+    return together_with_plan(
+        {
+            "full": full.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.sum("other"), sf.max("t")),
+            "left anti": left.hint("merge").join(right, "k", "left_anti"),
+            "by hash": by_hash.groupBy("other").agg(sf.count("*"), sf.sum("v")),
+        }
+    )
 
 
 @job
