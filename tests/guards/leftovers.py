@@ -26,10 +26,10 @@ import psutil
 import pytest
 
 GONE_S = 15.0  # in which what is ending must have ended: janitors and supervisors look round once a second
-# in which a Python worker must have ended whose daemon has: Spark closes the sockets of idle workers after a
-# minute, and looks for them every ten seconds. 80 s were not enough once on a busy machine
-WORKER_GONE_S = 200.0
 WORKER = "-m pyspark.daemon pyspark.worker"
+JVM = " pyspark-shell"  # how its command line ends
+STARTED_AS = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+"""Each JVM that PySpark starts has another value of this variable. The JVM's Python workers inherit it."""
 LOOK_S = 0.05
 MARK = "SORTSHUFFLE_TEST_RUN"
 PY_SPY = Path(sys.executable).with_name("py-spy")
@@ -115,34 +115,44 @@ def processes(spark: SharedSpark | None) -> dict[tuple[int, float], str]:
             if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
                 continue
             command = " ".join(process.cmdline())
-            if command and not (
-                is_shared(process, command) or (spark and belongs_to(spark, process, command))
-            ):
+            owner = jvm_of_orphan(process, command) or process
+            if command and not (is_shared(owner) or (spark and belongs_to(spark, owner))):
                 found[process.pid, process.create_time()] = f"process {process.pid}: {command[-200:]}"
         except psutil.Error:  # it has ended meanwhile
             continue
     return found
 
 
-def is_shared(process: psutil.Process, command: str) -> bool:
-    if command.endswith(" pyspark-shell"):  # a JVM of a Python process
+def jvm_of_orphan(process: psutil.Process, command: str) -> psutil.Process | None:
+    """Return the JVM that keeps a Python worker without a daemon. None: it is none, or has no JVM any more.
+
+    Spark 4.3 leaves such a worker when a task is interrupted while the worker starts: it takes the interrupt
+    for a timeout, ends the daemon, and keeps its own end of the new worker's socket open as long as it lives.
+    """
+    if not command.endswith(WORKER) or any(each.name() == "java" for each in process.parents()):
+        return None
+    return next((each for each in psutil.process_iter() if is_jvm_of(process, each)), None)
+
+
+def is_jvm_of(worker: psutil.Process, process: psutil.Process) -> bool:
+    try:
+        is_jvm = " ".join(process.cmdline()).endswith(JVM)
+        return is_jvm and process.environ().get(STARTED_AS) == worker.environ()[STARTED_AS]
+    except (psutil.Error, KeyError):
+        return False
+
+
+def is_shared(process: psutil.Process) -> bool:
+    command = " ".join(process.cmdline())
+    if command.endswith(JVM):  # of a Python process
         parent = process.parent()
         command = " ".join(parent.cmdline()) if parent else ""
     return any(word in command for word in SHARED_PROCESSES)
 
 
-def belongs_to(spark: SharedSpark, process: psutil.Process, command: str) -> bool:
-    is_named = spark.application and spark.application in command
-    if is_named or spark.jvm in (process.pid, *(p.pid for p in process.parents())):
-        return True
-    # Spark keeps a worker whose daemon has ended as long as it likes
-    return command.endswith(WORKER) and are_connected(process, psutil.Process(spark.jvm))
-
-
-def are_connected(one: psutil.Process, other: psutil.Process) -> bool:
-    """Whether one process has a connection to the other on this host."""
-    ports = {each.laddr.port for each in other.net_connections("tcp")}
-    return any(each.raddr and each.raddr.port in ports for each in one.net_connections("tcp"))
+def belongs_to(spark: SharedSpark, process: psutil.Process) -> bool:
+    is_named = spark.application and spark.application in " ".join(process.cmdline())
+    return bool(is_named or spark.jvm in (process.pid, *(p.pid for p in process.parents())))
 
 
 class Guard:
@@ -174,10 +184,7 @@ def settled(before: Held) -> list[str]:
     """What is left when all has gone that goes by itself."""
     started = time.monotonic()
     gc.collect()
-    while left := held().beyond(before):
-        patience = WORKER_GONE_S if all(each.endswith(WORKER) for each in left) else GONE_S
-        if time.monotonic() > started + patience:
-            break
+    while (left := held().beyond(before)) and time.monotonic() < started + GONE_S:
         time.sleep(LOOK_S)
         gc.collect()
     return left

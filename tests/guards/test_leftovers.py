@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import leftovers
 import psutil
 import pytest
+from engine import eventually
 
 LEAVES = """
     import os, subprocess, threading
@@ -86,16 +87,50 @@ def test_what_ends_by_itself_is_waited_for(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-p", "leftovers").assert_outcomes(passed=2)
 
 
-def test_who_is_connected_is_known_by_the_port() -> None:
-    """So a Python worker whose daemon has ended is the JVM's that still has a connection to it."""
-    program = "import socket, sys; kept = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input()"
-    own = psutil.Process()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        command = [sys.executable, "-c", program, str(server.getsockname()[1])]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-            accepted, _ = server.accept()
-            with accepted:
-                connected = psutil.Process(process.pid)
-                assert leftovers.are_connected(connected, own)
-                assert not leftovers.are_connected(own, psutil.Process(os.getppid()))
-            process.communicate(b"\n")
+ENDED_DAEMON = """
+import os, sys
+os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"] = sys.argv[1]
+read = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+if os.fork() == 0:  # the daemon
+    os.spawnv(os.P_NOWAIT, sys.executable, [*read, "-m", "pyspark.daemon", "pyspark.worker"])
+    os._exit(0)
+os.wait()
+os.execv(sys.executable, [*read, "pyspark-shell"])  # the JVM
+"""
+
+
+def test_a_python_worker_without_a_daemon_is_of_the_jvm_that_its_environment_is_from(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("one", "other")]
+    hidden = {**os.environ, leftovers.MARK: "not this run"}  # this run's guard lets the processes be
+    jvms = [
+        subprocess.Popen([sys.executable, "-c", ENDED_DAEMON, path], stdin=subprocess.PIPE, env=hidden)
+        for path in paths
+    ]
+    try:
+        eventually(lambda: all(map(is_jvm, jvms)), "processes that look like JVMs")
+        workers = [worker_of(path) for path in paths]
+        assert [leftovers.jvm_of_orphan(each, leftovers.WORKER).pid for each in workers] == [
+            jvm.pid for jvm in jvms
+        ]
+        assert leftovers.jvm_of_orphan(workers[0], "another command") is None
+
+        jvms[0].kill()
+        jvms[0].wait()
+        assert leftovers.jvm_of_orphan(workers[0], leftovers.WORKER) is None
+    finally:
+        for jvm in jvms:
+            jvm.kill()
+            jvm.communicate()  # closes what the workers read, too
+
+
+def is_jvm(process: subprocess.Popen[bytes]) -> bool:
+    return " ".join(psutil.Process(process.pid).cmdline()).endswith(leftovers.JVM)
+
+
+def worker_of(path: str) -> psutil.Process:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # of a process that has ended meanwhile
+            is_worker = " ".join(process.cmdline()).endswith(leftovers.WORKER)
+            if is_worker and process.environ().get(leftovers.STARTED_AS) == path:
+                return process
+    raise AssertionError(f"no worker was started as {path}")
