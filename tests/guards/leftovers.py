@@ -26,7 +26,8 @@ import psutil
 import pytest
 
 GONE_S = 15.0  # in which what is ending must have ended: janitors and supervisors look round once a second
-WORKER = "-m pyspark.daemon pyspark.worker"
+WORKER = "daemon pyspark.worker"
+"""How the command line of a Python worker ends, and that of its daemon, which is Spark's or ours."""
 JVM = " pyspark-shell"  # how its command line ends
 STARTED_AS = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 """Each JVM that PySpark starts has another value of this variable. The JVM's Python workers inherit it."""

@@ -128,9 +128,15 @@ def is_jvm(process: subprocess.Popen[bytes]) -> bool:
 
 
 def worker_of(path: str) -> psutil.Process:
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # of a process that has ended meanwhile
-            is_worker = " ".join(process.cmdline()).endswith(leftovers.WORKER)
-            if is_worker and process.environ().get(leftovers.STARTED_AS) == path:
-                return process
-    raise AssertionError(f"no worker was started as {path}")
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # of a process that has ended meanwhile
+                is_worker = " ".join(process.cmdline()).endswith(leftovers.WORKER)
+                if is_worker and process.environ().get(leftovers.STARTED_AS) == path:
+                    found.append(process)
+        return bool(found)
+
+    eventually(is_there, f"a worker that was started as {path}")
+    return found[0]

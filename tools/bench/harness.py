@@ -84,7 +84,7 @@ def peak_memory() -> Iterator[list[int]]:
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return "pyspark.daemon" in " ".join(process.cmdline())
+        return " ".join(process.cmdline()).endswith("daemon pyspark.worker")  # Spark's or ours
     except psutil.Error:
         return False
 

@@ -75,6 +75,10 @@ def first_shuffle(quick: bool) -> list[Request]:
     return [Request("first", "first")]
 
 
+def first_function(quick: bool) -> list[Request]:
+    return [Request("first function", "first", {"has_function": True})]
+
+
 def pairs(quick: bool) -> list[Request]:
     count, partitions = (QUICK_PAIRS, PAIRS_TASKS) if quick else (PAIRS, PAIRS_PARTITIONS)
     return [Request("pairs", "reduce_by_key", {"pairs": count, "partitions": partitions})]
@@ -175,6 +179,13 @@ CASES = [
 ]
 
 FIRST = Case("first", "the first shuffle of a session", first_shuffle, Aim(seconds=0.5))
+FIRST_FUNCTION = Case(
+    "first-function",
+    "the first shuffle of a session, of what a Python function returns",
+    first_function,
+    Aim(seconds=0.0),
+)
+FRESH = (FIRST, FIRST_FUNCTION)
 SCALING = Case(
     "scaling",
     "CPU per byte written, 4 tasks at once / 1 task",
@@ -190,4 +201,4 @@ SCALING = Case(
     ),
 )
 
-NAMES = [case.name for case in (*CASES, FIRST, SCALING)]
+NAMES = [case.name for case in (*CASES, *FRESH, SCALING)]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import add
 from typing import Any
 
+import pandas as pd
 from jobs import Job, text_hash
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
@@ -98,13 +99,21 @@ def tiny(spark: SparkSession, jobs: int = TINY_JOBS) -> Job:
     return Job(run, lambda counts: f"{len(counts)} jobs with {sorted(set(counts))} rows")
 
 
-def first(spark: SparkSession) -> Job:
-    """What a session may do first: a small shuffle by a column."""
+def first(spark: SparkSession, has_function: bool = False) -> Job:
+    """What a session may do first: a small shuffle by a column. ``has_function``: of a function's rows."""
 
     def run() -> list[Row]:
-        return _hashed(spark.range(0, TINY_ROWS, 1, 2).repartition(4, "id")).collect()
+        rows = spark.range(0, TINY_ROWS, 1, 2)
+        if has_function:
+            rows = rows.mapInPandas(successors, rows.schema)
+        return _hashed(rows.repartition(4, "id")).collect()
 
     return Job(run, str)
+
+
+def successors(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield frame + 1
 
 
 def _hashed(df: DataFrame) -> DataFrame:
