@@ -56,7 +56,7 @@ KINDS = {
     "worker": f"{DAEMON}.worker.Worker",
     "shuffle-service": f"{DAEMON}.ExternalShuffleService",
     "executor": "org.apache.spark.executor.CoarseGrainedExecutorBackend",
-    "python": "pyspark.daemon",
+    "python": "pyspark.worker",  # an argument of its daemon, be that Spark's or ours
     "janitor": "sortshuffle.homes.janitor",
     "supervisor": "sortshuffle.service.host.supervisor",
     "service": "sortshuffle.service.host.process",

@@ -26,5 +26,5 @@ def watch(event: str, arguments: tuple[Any, ...]) -> None:
         os.close(log)
 
 
-if CLUSTER is not None and "pyspark.daemon" in sys.orig_argv:
+if CLUSTER is not None and "pyspark.worker" in sys.orig_argv:
     sys.addaudithook(watch)
