@@ -4,8 +4,9 @@ What is there is looked at before a file's first test, and after its fixtures ha
 by a variable that all inherit whom this pytest starts, whatever they detach themselves from.
 
 What all files share stays, and is known below. While the session of the fixture `spark` lives, its JVM and
-what belongs to its application are no leftovers, nor are sockets, pipes and threads of this process: PySpark
-keeps some for each thread and each collected result.
+what belongs to its application are no leftovers; nor is a Python worker of the JVM whose daemon has ended.
+Sockets, pipes and threads of this process are none either: PySpark keeps some for each thread and each
+collected result.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ WORKER = "daemon pyspark.worker"
 """How the command line of a Python worker ends, and that of its daemon, which is Spark's or ours."""
 JVM = " pyspark-shell"  # how its command line ends
 STARTED_AS = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-"""Each JVM that PySpark starts has another value of this variable. The JVM's Python workers inherit it."""
+"""A JVM that PySpark starts has its own value of this variable. Its Python workers inherit it."""
+EXECUTOR = "SPARK_EXECUTOR_DIRS"
+"""An executor that a driver or a worker of Spark starts has this variable. Its Python workers inherit it."""
 LOOK_S = 0.05
 MARK = "SORTSHUFFLE_TEST_RUN"
 PY_SPY = Path(sys.executable).with_name("py-spy")
@@ -116,21 +119,31 @@ def processes(spark: SharedSpark | None) -> dict[tuple[int, float], str]:
             if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
                 continue
             command = " ".join(process.cmdline())
-            owner = jvm_of_orphan(process, command) or process
-            if command and not (is_shared(owner) or (spark and belongs_to(spark, owner))):
-                found[process.pid, process.create_time()] = f"process {process.pid}: {command[-200:]}"
-        except psutil.Error:  # it has ended meanwhile
-            continue
+            if command and not may_stay(spark, process):
+                owner = jvm_of_orphan(process, command)
+                if owner is None or not may_stay(spark, owner):
+                    found[process.pid, process.create_time()] = f"process {process.pid}: {command[-200:]}"
+        except psutil.Error as error:
+            if error.pid != process.pid:  # of another process, which has ended: the next look decides
+                found[process.pid, 0.0] = f"process {process.pid}"
     return found
 
 
+def may_stay(spark: SharedSpark | None, process: psutil.Process) -> bool:
+    return is_shared(process) or (spark is not None and belongs_to(spark, process))
+
+
 def jvm_of_orphan(process: psutil.Process, command: str) -> psutil.Process | None:
-    """Return the JVM that keeps a Python worker without a daemon. None: it is none, or has no JVM any more.
+    """Return the JVM that keeps a Python worker without a daemon, known by the environment that the worker
+    has from it. Return None if the process is no such worker, or if the JVM has ended.
 
     Spark 4.3 leaves such a worker when a task is interrupted while the worker starts: it takes the interrupt
     for a timeout, ends the daemon, and keeps its own end of the new worker's socket open as long as it lives.
+    An executor's worker has the driver's environment, too, but ends with the executor.
     """
-    if not command.endswith(WORKER) or any(each.name() == "java" for each in process.parents()):
+    is_driver_s = EXECUTOR not in process.environ()
+    has_daemon = any(each.name() == "java" for each in process.parents())
+    if not command.endswith(WORKER) or not is_driver_s or has_daemon:
         return None
     return next((each for each in psutil.process_iter() if is_jvm_of(process, each)), None)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import leftovers
 import psutil
@@ -89,38 +90,81 @@ def test_what_ends_by_itself_is_waited_for(pytester: pytest.Pytester) -> None:
 
 ENDED_DAEMON = """
 import os, sys
-os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"] = sys.argv[1]
+path, module = sys.argv[1:]
+os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"] = path
 read = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 if os.fork() == 0:  # the daemon
-    os.spawnv(os.P_NOWAIT, sys.executable, [*read, "-m", "pyspark.daemon", "pyspark.worker"])
+    os.spawnv(os.P_NOWAIT, sys.executable, [*read, "-m", module, "pyspark.worker"])
     os._exit(0)
 os.wait()
 os.execv(sys.executable, [*read, "pyspark-shell"])  # the JVM
 """
 
 
-def test_a_python_worker_without_a_daemon_is_of_the_jvm_that_its_environment_is_from(tmp_path: Path) -> None:
-    paths = [str(tmp_path / name) for name in ("one", "other")]
-    hidden = {**os.environ, leftovers.MARK: "not this run"}  # this run's guard lets the processes be
+@pytest.fixture
+def own_run(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of processes that the guard's functions see, and the guard of this run does not."""
+    environment = {**os.environ, "SORTSHUFFLE_TEST_OTHER_RUN": str(os.getpid())}
+    del environment[leftovers.MARK]
+    monkeypatch.setattr(leftovers, "MARK", "SORTSHUFFLE_TEST_OTHER_RUN")
+    return environment
+
+
+@pytest.mark.parametrize("module", ["pyspark.daemon", "sortshuffle.spark.worker.daemon"])
+def test_a_python_worker_without_a_daemon_is_of_the_jvm_that_its_environment_is_from(
+    module: str, tmp_path: Path, own_run: dict[str, str]
+) -> None:
+    paths = [str(tmp_path / name) for name in ("shared", "other")]
     jvms = [
-        subprocess.Popen([sys.executable, "-c", ENDED_DAEMON, path], stdin=subprocess.PIPE, env=hidden)
+        subprocess.Popen([sys.executable, "-c", ENDED_DAEMON, path, module], stdin=PIPE, env=own_run)
         for path in paths
     ]
     try:
         eventually(lambda: all(map(is_jvm, jvms)), "processes that look like JVMs")
-        workers = [worker_of(path) for path in paths]
-        assert [leftovers.jvm_of_orphan(each, leftovers.WORKER).pid for each in workers] == [
-            jvm.pid for jvm in jvms
-        ]
-        assert leftovers.jvm_of_orphan(workers[0], "another command") is None
+        workers = [worker_of(path).pid for path in paths]
+        shared = leftovers.SharedSpark(jvms[0].pid, "")
+        assert pids(leftovers.processes(None)) == {*workers, *(jvm.pid for jvm in jvms)}
+        assert pids(leftovers.processes(shared)) == {workers[1], jvms[1].pid}
 
         jvms[0].kill()
         jvms[0].wait()
-        assert leftovers.jvm_of_orphan(workers[0], leftovers.WORKER) is None
+        assert pids(leftovers.processes(shared)) == {*workers, jvms[1].pid}
     finally:
         for jvm in jvms:
             jvm.kill()
             jvm.communicate()  # closes what the workers read, too
+
+
+@pytest.mark.parametrize("variables", [{}, {leftovers.EXECUTOR: "/somewhere"}], ids=["driver", "executor"])
+def test_a_worker_of_an_executor_is_not_its_drivers(
+    variables: dict[str, str], tmp_path: Path, own_run: dict[str, str]
+) -> None:
+    path = str(tmp_path / "driver")
+    command = [sys.executable, "-c", ENDED_DAEMON, path, "pyspark.daemon"]
+    with subprocess.Popen(command, stdin=PIPE, env=own_run | variables) as jvm:
+        eventually(lambda: is_jvm(jvm), "a process that looks like a JVM")
+        worker = worker_of(path)
+        found = leftovers.jvm_of_orphan(worker, leftovers.WORKER)
+        jvm.communicate()
+    assert (found is not None and found.pid == jvm.pid) == (variables == {})
+
+
+def test_a_process_stays_left_if_another_ends_while_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, own_run: dict[str, str]
+) -> None:
+    def ended(_: psutil.Process) -> list[psutil.Process]:
+        raise psutil.NoSuchProcess(1)
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE, env=own_run) as left:
+        monkeypatch.setattr(psutil.Process, "parents", ended)
+        found = leftovers.processes(leftovers.SharedSpark(os.getpid(), ""))
+        monkeypatch.undo()
+        left.communicate(b"\n")
+    assert pids(found) == {left.pid}
+
+
+def pids(found: dict[tuple[int, float], str]) -> set[int]:
+    return {pid for pid, _ in found}
 
 
 def is_jvm(process: subprocess.Popen[bytes]) -> bool:

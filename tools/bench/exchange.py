@@ -19,10 +19,10 @@ ROW_BYTES = 68
 
 def session(master: str, **settings: str) -> SparkSession:
     os.environ["PYTHONPATH"] = os.path.dirname(__file__)  # the workers import the jobs' module
+    # frames alone: their control rows go through Spark's own shuffle in any case
+    builder = SparkSession.builder.master(master).config("spark.sortshuffle.manager", "off")
     builder = (
-        # frames alone: their control rows go through Spark's own shuffle in any case
-        sortshuffle.configure(SparkSession.builder.config("spark.sortshuffle.manager", "off"))
-        .master(master)
+        sortshuffle.configure(builder)
         .appName("sortshuffle bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

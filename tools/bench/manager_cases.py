@@ -15,7 +15,7 @@ from tpch_data import QUICK_SCALE, all_tables, read_once
 from tpch_queries import QUERIES
 
 QUICK_QUERIES = ("q3", "q18", "q21")  # tests/spark/manager/test_manager_tpch.py has all of them
-QUICK_PARTITIONS, QUICK_TASKS = 100, 20
+QUICK_PARTITIONS, QUICK_TASKS = 24, 20
 ROOM_FOR_SCALE_10 = 40 << 30  # bytes of disk: shuffles of both sides, and some room
 # Spark's side then has 1 GiB of heap, 0.2 GB of it for each of two map tasks, which have 0.5 GB of rows each.
 LITTLE_MEMORY = 1024 * MIB

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from jobs import Job, text_hash
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from tpch_data import TABLES
 from tpch_queries import ANSWERS, ORDERS, query_text
+
+if TYPE_CHECKING:  # most workers need none
+    import pandas as pd
 
 TINY_JOBS, TINY_ROWS = 100, 1000
 PAIRS_TASKS = 8

@@ -146,10 +146,11 @@ class Session:
 def session(config: dict[str, Any]) -> SparkSession:
     """A session as `sortshuffle.configure` makes it. The other side's has the manager switched off by its
     setting, forks Python workers as Spark does, and is the same otherwise."""
-    builder = SparkSession.builder.config(SWITCH, "on" if config["has_manager"] else "off")
+    builder = SparkSession.builder.master(config["master"])
+    builder = builder.config(SWITCH, "on" if config["has_manager"] else "off")
     if not (config["has_manager"] or config["has_frames"] or config["has_session"]):
         builder = builder.config(DAEMON, SPARKS_DAEMON)
-    builder = sortshuffle.configure(builder).master(config["master"]).appName("sortshuffle bench")
+    builder = sortshuffle.configure(builder).appName("sortshuffle bench")
     settings = {
         "spark.driver.memory": config["heap"],
         "spark.local.dir": config["directory"],
