@@ -33,7 +33,7 @@ from process_tree import MARKER, TICKS_PER_SECOND, ProcessTree, become_subreaper
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.spark.session.requirements import DAEMON, SPARKS_DAEMON, address_this_host
+from sortshuffle.spark.session.requirements import address_this_host
 
 MANAGER = "spark.shuffle.manager"
 SPARKS_FILES = "shuffle_"  # how the names of Spark's own shuffle files begin
@@ -145,12 +145,9 @@ class Session:
 
 def session(config: dict[str, Any]) -> SparkSession:
     """A session as `sortshuffle.configure` makes it. The other side's has the manager switched off by its
-    setting, forks Python workers as Spark does, and is the same otherwise."""
-    builder = SparkSession.builder.master(config["master"])
-    builder = builder.config(SWITCH, "on" if config["has_manager"] else "off")
-    if not (config["has_manager"] or config["has_frames"] or config["has_session"]):
-        builder = builder.config(DAEMON, SPARKS_DAEMON)
-    builder = sortshuffle.configure(builder).appName("sortshuffle bench")
+    setting, and is the same otherwise."""
+    builder = SparkSession.builder.config(SWITCH, "on" if config["has_manager"] else "off")
+    builder = sortshuffle.configure(builder).master(config["master"]).appName("sortshuffle bench")
     settings = {
         "spark.driver.memory": config["heap"],
         "spark.local.dir": config["directory"],

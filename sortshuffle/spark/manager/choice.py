@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pyspark
@@ -25,6 +27,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.util import default_api_mode
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager import jar
@@ -34,6 +37,7 @@ from sortshuffle.spark.manager.running_jvm import jar_of, provide
 
 LOGGER = "sortshuffle.manager"
 API_MODE = "spark.api.mode"
+DAEMON = "sortshuffle.spark.worker.daemon"
 
 _log = logging.getLogger(LOGGER)
 
@@ -79,8 +83,11 @@ def choose(builder: SparkSession.Builder) -> Choice:
     if reason:
         return Choice(manager.without_manager(settings), _refusal(wanted, reason))
     result = manager.manager_settings(_jar(), _python(), settings)
-    if has_jvm():
-        result[manager.MANAGER] = wanted  # an earlier builder of this JVM may have set another value
+    daemon = _daemon()
+    if daemon:
+        result[manager.DAEMON] = daemon
+    if has_jvm():  # an earlier builder of this JVM may have set other values
+        result |= {manager.MANAGER: wanted, manager.DAEMON: daemon}
     return Choice(result)
 
 
@@ -125,6 +132,23 @@ def _python() -> str:
     program = os.environ.get("PYSPARK_PYTHON", sys.executable)
     is_relative = "/" in program and not program.startswith(("/", "./"))
     return f"./{program}" if is_relative else program
+
+
+def _daemon() -> str:
+    """Return the module that forks Python workers on this host; empty if their Python may lack it."""
+    workers, planners = os.environ.get("PYSPARK_PYTHON"), os.environ.get("PYSPARK_DRIVER_PYTHON")
+    are_ours = workers == sys.executable and planners in (None, workers)
+    return DAEMON if are_ours and _finds(sys.executable, DAEMON) else ""
+
+
+@cache
+def _finds(python: str, module: str) -> bool:
+    """Return whether a new process of ``python`` finds a module. This process may have found it on a path of
+    its own."""
+    nothing = subprocess.DEVNULL
+    command = [python, "-c", f"import {module}"]
+    with calls.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing) as process:
+        return process.wait() == 0
 
 
 def _why_not(start: Launch, own: Mapping[str, str], settings: Mapping[str, str]) -> str:

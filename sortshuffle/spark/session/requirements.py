@@ -19,18 +19,14 @@ from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.homes.host import ADDRESS_VARIABLE
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
-from sortshuffle.spark.manager.launch import launch
 from sortshuffle.spark.session.java import dict_of
 from sortshuffle.version import __version__
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
-DAEMON = "spark.python.daemon.module"
-OWN_DAEMON, SPARKS_DAEMON = "sortshuffle.spark.worker.daemon", "pyspark.daemon"
 NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
 """Whether Spark gives up if a map task that runs again returns other bytes, as tasks with control rows do."""
 
-MASTER = "spark.master"
 LOOPBACK = "127.0.0.1"
 
 _checked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -52,13 +48,12 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
       the first ``python3`` on the path. A session that is created from Python reads only that variable, and
       no setting, so this call sets the variable.
     * The workers' allocator keeps freed memory for some seconds instead of milliseconds.
-    * Workers that run the driver's Python on its host start sooner: `sortshuffle.spark.worker.daemon` forks
-      them.
+    * Workers that run the driver's Python on its host start sooner, where the manager is on:
+      `sortshuffle.spark.worker.daemon` forks them.
 
-    Plugins, jars and class path of the builder stay. Set them before this call, and also a master that is
-    not local: a setting that the builder gets afterwards replaces the one from this call. Frames and RDDs
-    also work without this call. For a Spark Connect session, call it after ``remote(...)``: it then sets only
-    what shuffles need in such a session.
+    Plugins, jars and class path of the builder stay. Set them before this call: a setting that the builder
+    gets afterwards replaces the one from this call. Frames and RDDs also work without this call. For a Spark
+    Connect session, call it after ``remote(...)``: it then sets only what shuffles need in such a session.
     The rest is set when the server is started, with the lines that ``sortshuffle conf`` prints.
 
     Raises `UsageError` if ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
@@ -71,21 +66,8 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     if begins_connect_server(builder._options):
         builder.config(NO_ROLLBACK, "false")
     turn_on(builder)
-    _choose_daemon(builder)
     environment = f"spark.executorEnv.{ALLOCATOR_VARIABLE}"
     return builder.config(UNIX_SOCKETS, "true").config(environment, ALLOCATOR_DELAY)
-
-
-def _choose_daemon(builder: SparkSession.Builder) -> None:
-    """Let workers be forked by this package's daemon where their Python is known to have this package. Leave
-    a daemon that the user names."""
-    settings = {**launch().settings, **builder._options}
-    named = settings.get(DAEMON, "")
-    has_package = is_local(settings.get(MASTER, "local")) and os.environ["PYSPARK_PYTHON"] == sys.executable
-    if has_package and not named:
-        builder.config(DAEMON, OWN_DAEMON)
-    elif named == OWN_DAEMON and not has_package:  # the JVM has it from an earlier session
-        builder.config(DAEMON, SPARKS_DAEMON)
 
 
 def address_this_host(master: str) -> None:

@@ -1,14 +1,16 @@
-"""The process of which Spark forks its Python workers. Spark runs this module in place of `pyspark.daemon`.
+"""The process from which Spark forks its Python workers, in place of `pyspark.daemon`.
 
-`configure()` names it in ``spark.python.daemon.module``. Workers start sooner, for two reasons:
+The shuffle manager names it in ``spark.python.daemon.module`` where all tasks run on the driver's host, in
+the driver's Python. Workers start sooner, for two reasons:
 
 * Spark puts ``python/lib/pyspark.zip`` of its home first on their path. An archive has no compiled modules,
   so each worker would compile what it imports. This process takes the archive off the path if it is the
   installed PySpark's own.
-* This process imports `pyspark.worker` once, before it forks. `pyspark.daemon` leaves that to each worker.
+* This process imports `pyspark.worker` once, before it forks. From PySpark 4.3 on, `pyspark.daemon` leaves
+  that to each worker.
 
 No thread may run here when a worker is forked: a lock that it holds would stay locked in the worker for
-ever. So nothing may be imported here that starts one, as pyarrow and pandas do.
+ever. So nothing else is imported here. NumPy, pyarrow and pandas start threads.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from importlib.machinery import PathFinder
 
 from sortshuffle import calls
 
-ARCHIVES = "*/python/lib/*.zip"
+ARCHIVES = ("*/python/lib/pyspark.zip", "*/python/lib/py4j-*-src.zip")
 WORKER = "pyspark.worker"
-"""The module of workers that run tasks. Others make plans, and are rare: what they import is left to them."""
+"""The module of workers that run tasks. Workers of other modules are rare: they help Spark to make plans."""
 
 
 def main() -> None:
@@ -38,7 +40,7 @@ def main() -> None:
 def without_archives(path: list[str]) -> list[str]:
     """Return ``path`` without the archives of a Spark's home if PySpark is installed in that home, with Py4J
     beside it. Otherwise return ``path``."""
-    archives = [entry for entry in path if fnmatch(entry, ARCHIVES)]
+    archives = [entry for entry in path if any(fnmatch(entry, each) for each in ARCHIVES)]
     rest = [entry for entry in path if entry not in archives]
     pyspark, py4j = (PathFinder.find_spec(name, rest) for name in ("pyspark", "py4j"))
     if pyspark is None or pyspark.origin is None or py4j is None:

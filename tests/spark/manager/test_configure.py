@@ -25,7 +25,7 @@ import sortshuffle
 from sortshuffle.errors import OptionError, UsageError
 from sortshuffle.spark.manager import jar
 from sortshuffle.spark.manager.choice import LOGGER
-from sortshuffle.spark.manager.settings import MANAGER_CLASS, PLUGIN_CLASS, is_on, manager_settings
+from sortshuffle.spark.manager.settings import DAEMON, MANAGER_CLASS, PLUGIN_CLASS, is_on, manager_settings
 from sortshuffle.spark.session.requirements import NO_ROLLBACK
 
 MANAGER = "spark.sortshuffle.manager"
@@ -71,6 +71,72 @@ def test_it_is_on_where_nothing_speaks_against_it(
     on = manager_settings(str(the_jar), "/opt/python", {})
     assert configured(**wanted) == {**wanted, **on, **ALWAYS}
     assert said(caplog) == []
+
+
+def test_workers_are_forked_by_the_managers_daemon_if_their_python_is_the_drivers(
+    the_jar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin leaves it out again on a cluster."""
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    assert configured()[DAEMON] == "sortshuffle.spark.worker.daemon"
+
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/opt/python")  # which helps Spark to make plans
+    assert DAEMON not in configured()
+
+
+def test_they_are_not_if_only_the_driver_finds_this_package(
+    the_jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may have put it on its own path, which Python workers do not have."""
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=PATIENCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(bare / "bin" / "python"))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    assert DAEMON not in configured()
+
+
+@pytest.mark.parametrize(
+    ("master", "named", "daemon"),
+    [
+        ("local[1]", "", "sortshuffle.spark.worker.daemon"),
+        ("local[1]", "pyspark.daemon", "pyspark.daemon"),
+        ("local-cluster[1,1,1024]", "", "pyspark.daemon"),
+    ],
+)
+def test_the_daemon_forks_workers_where_all_run_on_the_drivers_host(
+    master: str, named: str, daemon: str, tmp_path: Path
+) -> None:
+    """`configure` is called before the master is named."""
+    job = tmp_path / "job.py"
+    job.write_text(f"""
+import json
+import sortshuffle
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.config("spark.ui.enabled", "false").config({MANAGER!r}, "on")
+if {named!r}:
+    builder = builder.config("spark.python.daemon.module", {named!r})
+spark = sortshuffle.configure(builder).master({master!r}).getOrCreate()
+
+def worker(_):
+    import sys, pyspark
+    archives = [path for path in sys.path if path.endswith(("pyspark.zip", "-src.zip"))]
+    return sys.orig_argv[1:], pyspark.__file__, len(archives)
+
+found = spark.sparkContext.parallelize([0], 1).map(worker).first()
+rows = spark.range(7).repartition(2).rdd.map(lambda row: row.id).sum()
+print(json.dumps({{"found": found, "sum": rows}}))
+spark.stop()
+""")
+    result = run_job(job, patience=PATIENCE, environment=users_environment())
+    is_ours = daemon == "sortshuffle.spark.worker.daemon"
+    arguments, package, archives = result["found"]
+    assert arguments == ["-m", daemon, "pyspark.worker"]
+    assert (package == pyspark.__file__) == is_ours
+    assert archives == (0 if is_ours else 2)
+    assert result["sum"] == 21
 
 
 def test_off_leaves_it_out_without_a_word(the_jar: Path, caplog: pytest.LogCaptureFixture) -> None:

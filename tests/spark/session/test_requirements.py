@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from job_process import run_job
 from oracle import confs, jobs
@@ -21,20 +20,9 @@ from spark_home import users_environment
 import sortshuffle
 from sortshuffle.errors import UsageError
 from sortshuffle.options import MIB, Options
-from sortshuffle.spark.manager.launch import launch_of
 from sortshuffle.spark.manager.settings import MANAGER
 from sortshuffle.spark.plan.chain import FrameContext
-from sortshuffle.spark.session import requirements
-from sortshuffle.spark.session.requirements import (
-    DAEMON,
-    MASTER,
-    NO_ROLLBACK,
-    OWN_DAEMON,
-    SPARKS_DAEMON,
-    UNIX_SOCKETS,
-    check_workers,
-    settings_of,
-)
+from sortshuffle.spark.session.requirements import NO_ROLLBACK, UNIX_SOCKETS, check_workers, settings_of
 
 PATIENCE = 180  # seconds; each takes about 10
 
@@ -51,9 +39,7 @@ def run(code: str) -> str:
 def found_by(code: str, directory: Path, workers: str = "", environment: dict[str, str] | None = None) -> Any:
     """What this code leaves in `found`, with a SparkContext of its own. ``workers``: the interpreter that
     PYSPARK_PYTHON names, if one is to be named. ``environment``: as for `run_job`."""
-    names = (
-        f"os.environ['PYSPARK_PYTHON'] = {workers!r}" if workers else "os.environ.pop('PYSPARK_PYTHON', None)"
-    )
+    names = f"os.environ['PYSPARK_PYTHON'] = {workers!r}" if workers else "del os.environ['PYSPARK_PYTHON']"
     job = directory / "job.py"
     job.write_text(f"import json, os\n{names}\n{code}\nprint(json.dumps({{'found': found}}))\nspark.stop()\n")
     return run_job(job, environment=environment)["found"]
@@ -69,7 +55,6 @@ def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.Monkey
     assert sortshuffle.configure(builder) is builder
     assert builder._options == {
         MANAGER: "off",
-        DAEMON: OWN_DAEMON,
         UNIX_SOCKETS: "true",
         "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000",
     }
@@ -92,71 +77,17 @@ def test_configure_leaves_the_choice_of_the_workers_python(monkeypatch: pytest.M
     assert os.environ["PYSPARK_PYTHON"] == "/opt/other/python"
 
 
-@pytest.mark.parametrize(
-    ("before", "chosen"),
-    [
-        ({MASTER: "local[2]"}, OWN_DAEMON),
-        ({MASTER: "local-cluster[2,1,1024]"}, None),
-        ({MASTER: "spark://host:7077"}, None),
-        ({MASTER: "spark://host:7077", DAEMON: OWN_DAEMON}, SPARKS_DAEMON),
-        ({MASTER: "yarn", DAEMON: "mine"}, "mine"),
-        ({DAEMON: "mine"}, "mine"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("place", ["builder", "arguments"])
-def test_workers_have_our_daemon_only_on_the_drivers_host(
-    before: dict[str, str], chosen: str | None, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other hosts may lack this package. A JVM has the daemon as a default from its first session on."""
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setattr(requirements, "launch", lambda: launch_of(os.environ))
-    builder = SparkSession.Builder().config(MANAGER, "off")
-    if place == "builder":
-        builder.config(map=before)
-    else:
-        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{submit_arguments_of(before)} pyspark-shell")
-
-    sortshuffle.configure(builder)
-
-    assert {**before, **builder._options}.get(DAEMON) == chosen
-
-
-def submit_arguments_of(settings: dict[str, str]) -> str:
-    names = {MASTER: "--master "}
-    return " ".join(names.get(key, f"--conf {key}=") + value for key, value in settings.items())
-
-
-def test_workers_of_another_python_have_sparks_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
-    builder = sortshuffle.configure(SparkSession.Builder().config(MANAGER, "off"))
-    assert DAEMON not in builder._options
-
-
 def test_a_configured_session_runs_workers_of_the_drivers_python_over_unix_sockets(tmp_path: Path) -> None:
     code = """
 import sortshuffle
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = sortshuffle.configure(builder.config("spark.sortshuffle.manager", "off")).getOrCreate()
-def worker(_):
-    import sys, pyspark
-    archives = [path for path in sys.path if path.endswith(".zip")]
-    return [sys.executable, sys.orig_argv[1:], pyspark.__file__, archives]
-found = spark.sparkContext.parallelize([0], 1).map(worker).first()
+worker = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys").executable).first()
 rows = sortshuffle.frame(spark.range(7)).repartition(2).count()
-found += [spark.conf.get("spark.python.unix.domain.socket.enabled"), rows]
+found = [worker, spark.conf.get("spark.python.unix.domain.socket.enabled"), rows]
 """
-    executable, arguments, package, archives, sockets, rows = found_by(
-        code, tmp_path, environment=users_environment()
-    )
-
-    assert executable == sys.executable
-    assert arguments == ["-m", OWN_DAEMON, "pyspark.worker"]
-    assert package == pyspark.__file__
-    assert [each for each in archives if "pyspark" in each or "py4j" in each] == []
-    assert sockets == "true"
-    assert rows == 7
+    assert found_by(code, tmp_path) == [sys.executable, "true", 7]
 
 
 # --- the workers' Python --------------------------------------------------------------------------------

@@ -35,12 +35,17 @@ def py4j_beside(home: Path) -> None:
 def path_of(home: Path) -> list[str]:
     """The path of a worker, as Spark makes it."""
     archives = [str(home / "python" / "lib" / name) for name in ("pyspark.zip", "py4j-0-src.zip")]
-    return ["", *archives, str(home.parent / "other.zip"), str(home.parent)]
+    return ["", *archives, *others_of(home)]
+
+
+def others_of(home: Path) -> list[str]:
+    """What is on the path besides Spark's archives."""
+    return [str(home / "python" / "lib" / "mine.zip"), str(home.parent / "other.zip"), str(home.parent)]
 
 
 def test_the_archives_of_an_installed_pyspark_are_left_out(home: Path) -> None:
     py4j_beside(home)
-    assert without_archives(path_of(home)) == ["", str(home.parent / "other.zip"), str(home.parent)]
+    assert without_archives(path_of(home)) == ["", *others_of(home)]
 
 
 def test_they_are_left_out_where_the_home_is_a_link(home: Path, tmp_path: Path) -> None:
@@ -87,4 +92,4 @@ def test_before_the_first_fork_there_is_no_second_thread(module: str) -> None:
     assert threads == 1
     assert "pyspark.daemon" in imported
     assert (WORKER in imported) == (module == WORKER)
-    assert not {"pyarrow", "pandas"} & imported
+    assert not {"numpy", "pyarrow", "pandas"} & imported

@@ -42,6 +42,10 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
     /** For removing everything at a URL: a store deletes some thousand objects a second. */
     private static final int LAST_SECONDS = 60;
 
+    /** What configure() has found in the Python of workers on this host. */
+    private static final String DAEMON =
+            "spark.plugins.internal.conf." + SortMergeShufflePlugin.class.getName() + ".daemon";
+    private static final String SPARKS_DAEMON = "spark.python.daemon.module";
     private static final String NETWORK_TIMEOUT = "spark.network.timeout";
     private static final String TRACKING_TIMEOUT = "spark.dynamicAllocation.shuffleTracking.timeout";
 
@@ -88,6 +92,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             conf = context.conf();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
+            nameDaemon(context);
             isStored = Storage.isUsed(context.conf());
             if (isStored)
                 tellOfStorage(context.conf());
@@ -117,6 +122,17 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             boolean outlive = Storage.isUsed(conf) || !Engine.isContainer(conf);
             if (outlive && !conf.contains(TRACKING_TIMEOUT))
                 conf.set(TRACKING_TIMEOUT, "0");
+        }
+
+        /**
+         * Names the module that forks Python workers. Other hosts may lack it. Spark reads this later, from
+         * the same configuration.
+         */
+        private static void nameDaemon(SparkContext context) {
+            SparkConf conf = context.conf();
+            String module = conf.get(DAEMON, "");
+            if (context.isLocal() && !module.isEmpty() && !conf.contains(SPARKS_DAEMON))
+                conf.set(SPARKS_DAEMON, module);
         }
 
         /** Spark reads this later, from the same configuration. */
