@@ -49,8 +49,8 @@ SECRET = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.secret"
 here, into the SparkContext's configuration."""
 
 DAEMON = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.daemon"
-"""The module that is to fork Python workers where all tasks run on the driver's host; empty: Spark's own. The
-plugin's driver half knows where they run. There it names the module to Spark, unless the user has named one."""
+"""The module that is to fork Python workers where all tasks run on the driver's host; empty: Spark's own.
+The plugin's driver half knows where they run. It names the module to Spark, unless the user has named one."""
 
 OLDEST, NEWEST = (4, 1), (4, 3)
 """Releases of Spark that the manager works with."""
