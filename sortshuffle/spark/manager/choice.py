@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
+import site
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from importlib.metadata import distributions
 from typing import Any
 
 import pyspark
@@ -27,13 +27,13 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.util import default_api_mode
 
-from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager import jar
 from sortshuffle.spark.manager import settings as manager
 from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, Launch, has_jvm, launch
 from sortshuffle.spark.manager.running_jvm import jar_of, provide
+from sortshuffle.version import __version__
 
 LOGGER = "sortshuffle.manager"
 API_MODE = "spark.api.mode"
@@ -136,19 +136,23 @@ def _python() -> str:
 
 def _daemon() -> str:
     """Return the module that forks Python workers on this host; empty if their Python may lack it."""
-    workers, planners = os.environ.get("PYSPARK_PYTHON"), os.environ.get("PYSPARK_DRIVER_PYTHON")
-    are_ours = workers == sys.executable and planners in (None, workers)
-    return DAEMON if are_ours and _finds(sys.executable, DAEMON) else ""
+    are_ours = sys.executable == os.environ.get("PYSPARK_PYTHON") == _python_of_sources()
+    return DAEMON if are_ours and _is_installed() else ""
 
 
-@cache
-def _finds(python: str, module: str) -> bool:
-    """Return whether a new process of ``python`` finds a module. This process may have found it on a path of
-    its own."""
-    nothing = subprocess.DEVNULL
-    command = [python, "-c", f"import {module}"]
-    with calls.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing) as process:
-        return process.wait() == 0
+def _python_of_sources() -> str:
+    """Return the Python of tasks that read data sources written in Python. Spark's JVM chooses it by its own
+    environment."""
+    jvm: Any = SparkContext._jvm
+    variable: Any = jvm.System.getenv if has_jvm() else os.environ.get
+    return str(variable("PYSPARK_DRIVER_PYTHON") or variable("PYSPARK_PYTHON") or "python3")
+
+
+def _is_installed() -> bool:
+    """Return whether each process of this Python finds this package, wherever and by whom it is started. This
+    process may have found it on a path of its own."""
+    places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    return any(each.version == __version__ for each in distributions(name="sortshuffle", path=places))
 
 
 def _why_not(start: Launch, own: Mapping[str, str], settings: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from sortshuffle import calls
 
 ARCHIVES = ("*/python/lib/pyspark.zip", "*/python/lib/py4j-*-src.zip")
 WORKER = "pyspark.worker"
-"""The module of workers that run tasks. Workers of other modules are rare: they help Spark to make plans."""
+"""The module of workers, unless the user has named another in ``spark.python.worker.module``."""
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ from sortshuffle.spark.session.requirements import NO_ROLLBACK
 MANAGER = "spark.sortshuffle.manager"
 ALWAYS = {"spark.python.unix.domain.socket.enabled": "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}
 PATIENCE = 180  # seconds; each takes about 15
+PATIENCE_FOR_SEVERAL = 270  # seconds; four sessions take about 50
 
 
 @pytest.fixture
@@ -81,33 +83,35 @@ def test_workers_are_forked_by_the_managers_daemon_if_their_python_is_the_driver
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     assert configured()[DAEMON] == "sortshuffle.spark.worker.daemon"
 
-    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/opt/python")  # which helps Spark to make plans
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/opt/python")  # which reads data sources written in Python
     assert DAEMON not in configured()
 
 
-def test_they_are_not_if_only_the_driver_finds_this_package(
-    the_jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("found", [[], ["0.0.1"]], ids=["none", "another release"])
+def test_they_are_not_if_other_processes_do_not_find_this_package(
+    the_jar: Path, tmp_path: Path, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program may have put it on its own path, which Python workers do not have."""
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=PATIENCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(bare / "bin" / "python"))
+    for version in found:
+        directory = tmp_path / f"sortshuffle-{version}.dist-info"
+        directory.mkdir()
+        (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sortshuffle\nVersion: {version}\n")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
-    assert DAEMON not in configured()
+
+    settings = configured()
+
+    assert DAEMON not in settings
+    assert PLUGIN_CLASS in settings["spark.plugins"]
 
 
 @pytest.mark.parametrize(
-    ("master", "named", "daemon"),
-    [
-        ("local[1]", "", "sortshuffle.spark.worker.daemon"),
-        ("local[1]", "pyspark.daemon", "pyspark.daemon"),
-        ("local-cluster[1,1,1024]", "", "pyspark.daemon"),
-    ],
+    ("named", "daemon"), [("", "sortshuffle.spark.worker.daemon"), ("pyspark.daemon", "pyspark.daemon")]
 )
-def test_the_daemon_forks_workers_where_all_run_on_the_drivers_host(
-    master: str, named: str, daemon: str, tmp_path: Path
+def test_the_daemon_forks_workers_unless_the_user_names_another(
+    named: str, daemon: str, tmp_path: Path
 ) -> None:
     """`configure` is called before the master is named."""
     job = tmp_path / "job.py"
@@ -118,7 +122,7 @@ from pyspark.sql import SparkSession
 builder = SparkSession.builder.config("spark.ui.enabled", "false").config({MANAGER!r}, "on")
 if {named!r}:
     builder = builder.config("spark.python.daemon.module", {named!r})
-spark = sortshuffle.configure(builder).master({master!r}).getOrCreate()
+spark = sortshuffle.configure(builder).master("local[1]").getOrCreate()
 
 def worker(_):
     import sys, pyspark
@@ -137,6 +141,41 @@ spark.stop()
     assert (package == pyspark.__file__) == is_ours
     assert archives == (0 if is_ours else 2)
     assert result["sum"] == 21
+
+
+def test_each_session_of_a_process_has_the_daemon_for_its_own_python_and_master(tmp_path: Path) -> None:
+    """A JVM keeps the settings of its first session as defaults. A copy of a SparkContext's configuration has
+    what the plugin has added."""
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    job = tmp_path / "job.py"
+    job.write_text(f"""
+import json, os
+import sortshuffle
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+def daemon(conf, **settings):
+    builder = SparkSession.builder.config(conf=conf)
+    for key, value in settings.items():
+        builder = builder.config(key.replace("_", "."), value)
+    spark = sortshuffle.configure(builder).getOrCreate()
+    made = spark.sparkContext.getConf()
+    spark.stop()
+    SparkSession.builder._options.clear()
+    return made.get("spark.python.daemon.module"), made
+
+start = SparkConf().set("spark.ui.enabled", "false").set({MANAGER!r}, "on")
+first, made = daemon(start, spark_master="local[1]")
+cluster, _ = daemon(made, spark_master="local-cluster[1,1,1024]")
+again, _ = daemon(SparkConf(), spark_master="local[1]")
+os.environ["PYSPARK_PYTHON"] = {str(other)!r}
+elsewhere, _ = daemon(SparkConf(), spark_master="local[1]")
+print(json.dumps({{"found": [first, cluster, again, elsewhere]}}))
+""")
+    found = run_job(job, patience=PATIENCE_FOR_SEVERAL, environment=users_environment())["found"]
+    ours = "sortshuffle.spark.worker.daemon"
+    assert found == [ours, None, ours, None]
 
 
 def test_off_leaves_it_out_without_a_word(the_jar: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,7 +70,7 @@ def test_those_of_another_spark_than_the_installed_stay(home: Path, tmp_path: Pa
     assert without_archives(path) == path
 
 
-@pytest.mark.parametrize("module", [WORKER, "pyspark.sql.worker.analyze_udtf"])
+@pytest.mark.parametrize("module", [WORKER, "a_module_of_the_users"])
 def test_before_the_first_fork_there_is_no_second_thread(module: str) -> None:
     archives = list((OWN_HOME / "python" / "lib").glob("*.zip"))
     path = os.pathsep.join([*map(str, archives), os.environ.get("PYTHONPATH", "")])

@@ -125,14 +125,18 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         }
 
         /**
-         * Names the module that forks Python workers. Other hosts may lack it. Spark reads this later, from
-         * the same configuration.
+         * Names the module that forks Python workers, only with a local master: other hosts may lack it. The
+         * configuration may be a copy of an earlier application's, which has named it. Spark reads this
+         * later, from the same configuration.
          */
         private static void nameDaemon(SparkContext context) {
             SparkConf conf = context.conf();
             String module = conf.get(DAEMON, "");
-            if (context.isLocal() && !module.isEmpty() && !conf.contains(SPARKS_DAEMON))
+            String named = conf.get(SPARKS_DAEMON, "");
+            if (context.isLocal() && !module.isEmpty() && named.isEmpty())
                 conf.set(SPARKS_DAEMON, module);
+            else if (!context.isLocal() && !module.isEmpty() && named.equals(module))
+                conf.remove(SPARKS_DAEMON);
         }
 
         /** Spark reads this later, from the same configuration. */
