@@ -155,7 +155,10 @@ def test_a_process_stays_left_if_another_ends_while_it_is_looked_at(
     def ended(_: psutil.Process) -> list[psutil.Process]:
         raise psutil.NoSuchProcess(1)
 
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE, env=own_run) as left:
+    command = [sys.executable, "-c", "input('started')"]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=own_run) as left:
+        assert left.stdout is not None
+        assert left.stdout.read(7) == b"started"  # before that it may have this process's environment
         monkeypatch.setattr(psutil.Process, "parents", ended)
         found = leftovers.processes(leftovers.SharedSpark(os.getpid(), ""))
         monkeypatch.undo()
