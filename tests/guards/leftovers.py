@@ -118,10 +118,10 @@ def processes(spark: SharedSpark | None) -> dict[tuple[int, float], str]:
         try:
             if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
                 continue
-            command = " ".join(process.cmdline())
-            if command and not may_stay(spark, process):
+            command = command_of(process)
+            if command and not may_stay(spark, process, command):
                 owner = jvm_of_orphan(process, command)
-                if owner is None or not may_stay(spark, owner):
+                if owner is None or not may_stay(spark, owner, command_of(owner)):
                     found[process.pid, process.create_time()] = f"process {process.pid}: {command[-200:]}"
         except psutil.Error as error:
             if error.pid != process.pid:  # of another process, which has ended: the next look decides
@@ -129,8 +129,12 @@ def processes(spark: SharedSpark | None) -> dict[tuple[int, float], str]:
     return found
 
 
-def may_stay(spark: SharedSpark | None, process: psutil.Process) -> bool:
-    return is_shared(process) or (spark is not None and belongs_to(spark, process))
+def command_of(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def may_stay(spark: SharedSpark | None, process: psutil.Process, command: str) -> bool:
+    return is_shared(process, command) or (spark is not None and belongs_to(spark, process, command))
 
 
 def jvm_of_orphan(process: psutil.Process, command: str) -> psutil.Process | None:
@@ -141,31 +145,30 @@ def jvm_of_orphan(process: psutil.Process, command: str) -> psutil.Process | Non
     for a timeout, ends the daemon, and keeps its own end of the new worker's socket open as long as it lives.
     An executor's worker has the driver's environment, too, but ends with the executor.
     """
-    is_driver_s = EXECUTOR not in process.environ()
-    has_daemon = any(each.name() == "java" for each in process.parents())
-    if not command.endswith(WORKER) or not is_driver_s or has_daemon:
+    if not command.endswith(WORKER) or EXECUTOR in process.environ():
+        return None
+    if any(each.name() == "java" for each in process.parents()):  # it has a daemon
         return None
     return next((each for each in psutil.process_iter() if is_jvm_of(process, each)), None)
 
 
 def is_jvm_of(worker: psutil.Process, process: psutil.Process) -> bool:
     try:
-        is_jvm = " ".join(process.cmdline()).endswith(JVM)
+        is_jvm = command_of(process).endswith(JVM)
         return is_jvm and process.environ().get(STARTED_AS) == worker.environ()[STARTED_AS]
     except (psutil.Error, KeyError):
         return False
 
 
-def is_shared(process: psutil.Process) -> bool:
-    command = " ".join(process.cmdline())
+def is_shared(process: psutil.Process, command: str) -> bool:
     if command.endswith(JVM):  # of a Python process
         parent = process.parent()
-        command = " ".join(parent.cmdline()) if parent else ""
+        command = command_of(parent) if parent else ""
     return any(word in command for word in SHARED_PROCESSES)
 
 
-def belongs_to(spark: SharedSpark, process: psutil.Process) -> bool:
-    is_named = spark.application and spark.application in " ".join(process.cmdline())
+def belongs_to(spark: SharedSpark, process: psutil.Process, command: str) -> bool:
+    is_named = spark.application and spark.application in command
     return bool(is_named or spark.jvm in (process.pid, *(p.pid for p in process.parents())))
 
 

@@ -102,11 +102,13 @@ os.execv(sys.executable, [*read, "pyspark-shell"])  # the JVM
 
 
 @pytest.fixture
-def own_run(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of processes that the guard's functions see, and the guard of this run does not."""
-    environment = {**os.environ, "SORTSHUFFLE_TEST_OTHER_RUN": str(os.getpid())}
+def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """The environment of processes that the guard's functions see, and the guard of this run does not. Each
+    test has another: what the one before has ended may take a moment to go."""
+    mark = f"{leftovers.MARK}_{tmp_path.name}"
+    environment = {**os.environ, mark: str(os.getpid())}
     del environment[leftovers.MARK]
-    monkeypatch.setattr(leftovers, "MARK", "SORTSHUFFLE_TEST_OTHER_RUN")
+    monkeypatch.setattr(leftovers, "MARK", mark)
     return environment
 
 
@@ -171,7 +173,7 @@ def pids(found: dict[tuple[int, float], str]) -> set[int]:
 
 
 def is_jvm(process: subprocess.Popen[bytes]) -> bool:
-    return " ".join(psutil.Process(process.pid).cmdline()).endswith(leftovers.JVM)
+    return leftovers.command_of(psutil.Process(process.pid)).endswith(leftovers.JVM)
 
 
 def worker_of(path: str) -> psutil.Process:
@@ -180,7 +182,7 @@ def worker_of(path: str) -> psutil.Process:
     def is_there() -> bool:
         for process in psutil.process_iter():
             with suppress(psutil.Error):  # of a process that has ended meanwhile
-                is_worker = " ".join(process.cmdline()).endswith(leftovers.WORKER)
+                is_worker = leftovers.command_of(process).endswith(leftovers.WORKER)
                 if is_worker and process.environ().get(leftovers.STARTED_AS) == path:
                     found.append(process)
         return bool(found)
