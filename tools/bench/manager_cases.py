@@ -6,7 +6,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from cases import Aim, Case, quick_partitions
+from cases import MOST_QUICK_PARTITIONS, Aim, Case, quick_partitions
 from harness import DATA
 from manager_jobs import PAIRS_TASKS
 from rounds import Effort, Measured
@@ -15,7 +15,7 @@ from tpch_data import QUICK_SCALE, all_tables, read_once
 from tpch_queries import QUERIES
 
 QUICK_QUERIES = ("q3", "q18", "q21")  # tests/spark/manager/test_manager_tpch.py has all of them
-QUICK_PARTITIONS, QUICK_TASKS = 24, 20
+QUICK_TASKS = 20
 ROOM_FOR_SCALE_10 = 40 << 30  # bytes of disk: shuffles of both sides, and some room
 # Spark's side then has 1 GiB of heap, 0.2 GB of it for each of two map tasks, which have 0.5 GB of rows each.
 LITTLE_MEMORY = 1024 * MIB
@@ -49,7 +49,7 @@ def lineitem_placed(partitions: int, quick: bool) -> list[Request]:
 def _lineitem(partitions: int, quick: bool) -> dict[str, object]:
     return {
         "data": str(_tables(QUICK_SCALE if quick else 1.0)),
-        "partitions": min(partitions, QUICK_PARTITIONS) if quick else partitions,
+        "partitions": min(partitions, MOST_QUICK_PARTITIONS) if quick else partitions,
     }
 
 

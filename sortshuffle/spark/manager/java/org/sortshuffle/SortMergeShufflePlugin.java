@@ -132,10 +132,11 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         private static void nameDaemon(SparkContext context) {
             SparkConf conf = context.conf();
             String module = conf.get(DAEMON, "");
-            String named = conf.get(SPARKS_DAEMON, "");
-            if (context.isLocal() && !module.isEmpty() && named.isEmpty())
-                conf.set(SPARKS_DAEMON, module);
-            else if (!context.isLocal() && !module.isEmpty() && named.equals(module))
+            if (module.isEmpty())
+                return;
+            if (context.isLocal())
+                conf.setIfMissing(SPARKS_DAEMON, module);
+            else if (module.equals(conf.get(SPARKS_DAEMON, "")))
                 conf.remove(SPARKS_DAEMON);
         }
 
