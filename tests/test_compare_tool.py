@@ -191,6 +191,26 @@ def test_lines_of_code_are_those_that_a_user_writes() -> None:
     assert told(program, str(CONTESTANTS)) == "3 4\n"
 
 
+def test_sparks_own_shuffle_is_not_measured_in_place_of_ours(tmp_path: Path) -> None:
+    """A checkout may lack the manager's jar. Then plain jobs of a session would use Spark's shuffle."""
+    program = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import on_sortshuffle
+        from sortshuffle.errors import UsageError
+        from sortshuffle.spark.manager import jar
+        from turn import Limits
+
+        jar.JAR_NAME = "no.jar"
+        try:
+            with on_sortshuffle.start(Limits(cores=2, memory=1 << 30, directory=sys.argv[2])):
+                print("it has started")
+        except UsageError as error:
+            print("no.jar" in str(error))
+    """
+    assert told(program, str(CONTESTANTS), str(tmp_path)) == "True\n"
+
+
 def test_every_case_is_known_to_the_systems_that_take_part() -> None:
     """The names of cases, without loading the systems."""
     for path in CONTESTANTS.glob("on_*.py"):

@@ -184,6 +184,13 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
+def build_jar() -> None:
+    """What is measured is the sources of this checkout: the jar is built anew if they are newer."""
+    built = subprocess.run([str(ROOT / "tools" / "jar")], stdin=subprocess.DEVNULL)
+    if built.returncode:
+        sys.exit("the shuffle manager's jar cannot be built, see above")
+
+
 @contextmanager
 def on_one_core() -> Iterator[None]:
     """Keep this process, threads included, on one core."""

@@ -23,8 +23,6 @@ and with 1 task at once; the same for Spark's side is printed beside it.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +30,7 @@ from statistics import median
 
 from cases import QUICK_EFFORT, QUICK_SETUP, Case
 from comparison import comparisons, quick_comparison, run_steps
-from harness import ROOT
+from harness import build_jar
 from manager_cases import CASES, FIRST, FIRST_FUNCTION, FOUR_TASKS, FRESH, NAMES, ONE_TASK, SCALING
 from report import Row, compared, others_share, print_table, record_case, start_facts, titled
 from rounds import Digests, Measured, Pass, measure
@@ -45,7 +43,7 @@ FRESH_SESSIONS = 5  # of each side
 def main(quick: bool, selected: Sequence[str] = (), ours_off: bool = False) -> list[str]:
     """Run the cases that are named, or all; what failed."""
     if not ours_off:
-        _build_jar()
+        build_jar()
     wanted = set(selected or NAMES)
     chosen = [case for case in CASES if case.name in wanted]
     steps = quick_comparison({SUITE: chosen}, ours_off) if quick else comparisons(SUITE, chosen, ours_off)
@@ -60,13 +58,6 @@ def main(quick: bool, selected: Sequence[str] = (), ours_off: bool = False) -> l
     if not quick:
         print_table(SUITE, rows, SPARK, ours_off)
     return failed
-
-
-def _build_jar() -> None:
-    """What is measured is the sources of this checkout: the jar is built anew if they are newer."""
-    built = subprocess.run([str(ROOT / "tools" / "jar")], stdin=subprocess.DEVNULL)
-    if built.returncode:
-        sys.exit("manager: the shuffle manager's jar cannot be built, see above")
 
 
 # ---- the first shuffle of a session ---------------------------------------------------------------------

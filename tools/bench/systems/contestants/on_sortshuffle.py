@@ -15,7 +15,8 @@ import sortshuffle
 
 @contextmanager
 def start(limits: Limits) -> Iterator[SparkSession]:
-    spark = sortshuffle.session(builder(limits))
+    # "on" makes it an error if the manager cannot be used: Spark's own shuffle would be measured in its place
+    spark = sortshuffle.session(builder(limits).config("spark.sortshuffle.manager", "on"))
     yield spark
     spark.stop()
 
