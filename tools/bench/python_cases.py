@@ -12,11 +12,15 @@ from cases import Aim, Case, quick_partitions
 from harness import DATA
 from rounds import Effort
 from rows import parquet_files
-from sides import Door, Request, Setup
+from sides import MIB, Door, Request, Setup
 from tpch_data import QUICK_SCALE, some_tables
 
 SETUP = Setup(door=Door.FRAMES)
 SESSION_SETUP = Setup(door=Door.SESSION, against=Door.FRAMES)
+CLUSTER_HOSTS = 2
+CLUSTER_SETUP = Setup(
+    door=Door.FRAMES, hosts=CLUSTER_HOSTS, memory=2048 * MIB
+)  # of each executor; four run at once
 PARTITIONS, QUICK_PARTITIONS = 64, quick_partitions(64)
 SMALL_PARTITIONS = 3000  # of some hundred rows
 ROWS_PER_FILE = 1_250_000
@@ -52,13 +56,20 @@ def _exchange(millions: int, scan: str, wall: float | None) -> Case:
     )
 
 
+EXCHANGE_READ = _exchange(10, "read", 1 / 3)
 EXCHANGE = [
-    _exchange(10, "read", 1 / 3),
+    EXCHANGE_READ,
     _exchange(10, "python", 1 / 3),
     _exchange(10, "wrapped", 1 / 3),
     _exchange(10, "dataframe", None),
     _exchange(40, "read", 1 / 4),
     _exchange(40, "python", 1 / 4),
+    replace(
+        EXCHANGE_READ,
+        name="exchange-10-cluster",
+        about=f"{EXCHANGE_READ.about}, on a cluster of {CLUSTER_HOSTS} hosts",
+        setup=CLUSTER_SETUP,
+    ),
 ]
 
 

@@ -341,6 +341,7 @@ def _on_cluster(config: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
         "spark.executor.memory": config["heap"],
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": os.path.dirname(os.path.abspath(__file__)),  # the jobs' modules
         **config["settings"],
     }
     return config | {
