@@ -61,6 +61,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "fstat": ("EIO",),
     "flock": ("ENOLCK",),
     "fcntl": ("EINVAL",),
+    "execv": ("ENOMEM",),
     "posix_fallocate": ("ENOSPC",),
     "mmap": ("ENOMEM",),
     "nameless_file": ("EMFILE", "ENOSPC"),

@@ -37,7 +37,7 @@ from sortshuffle.version import __version__
 
 LOGGER = "sortshuffle.manager"
 API_MODE = "spark.api.mode"
-DAEMON = "sortshuffle.spark.worker.daemon"
+SQL_PYTHON = "spark.sql.execution.pyspark.python"
 
 _log = logging.getLogger(LOGGER)
 
@@ -83,11 +83,11 @@ def choose(builder: SparkSession.Builder) -> Choice:
     if reason:
         return Choice(manager.without_manager(settings), _refusal(wanted, reason))
     result = manager.manager_settings(_jar(), _python(), settings)
-    daemon = _daemon()
-    if daemon:
-        result[manager.DAEMON] = daemon
-    if has_jvm():  # an earlier builder of this JVM may have set other values
-        result |= {manager.MANAGER: wanted, manager.DAEMON: daemon}
+    if has_jvm():  # an earlier builder of this JVM may have set another value
+        result[manager.MANAGER] = wanted
+    daemon = _daemon(settings)
+    if daemon or manager.WANTED_DAEMON_MODULE in settings:  # which may be another Python's
+        result[manager.WANTED_DAEMON_MODULE] = daemon
     return Choice(result)
 
 
@@ -134,10 +134,12 @@ def _python() -> str:
     return f"./{program}" if is_relative else program
 
 
-def _daemon() -> str:
-    """Return the module that forks Python workers on this host; empty if their Python may lack it."""
-    are_ours = sys.executable == os.environ.get("PYSPARK_PYTHON") == _python_of_sources()
-    return DAEMON if are_ours and _is_installed() else ""
+def _daemon(settings: Mapping[str, str]) -> str:
+    """Return the module that is to fork Python workers on this host. It is empty if some of them may lack the
+    module: they run another Python than this process does, or this package is not installed for it."""
+    run_this_python = sys.executable == os.environ.get("PYSPARK_PYTHON") == _python_of_sources()
+    has_it = run_this_python and not settings.get(SQL_PYTHON) and _is_installed()
+    return manager.OUR_DAEMON if has_it else ""
 
 
 def _python_of_sources() -> str:
@@ -149,10 +151,13 @@ def _python_of_sources() -> str:
 
 
 def _is_installed() -> bool:
-    """Return whether each process of this Python finds this package, wherever and by whom it is started. This
-    process may have found it on a path of its own."""
-    places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    return any(each.version == __version__ for each in distributions(name="sortshuffle", path=places))
+    """Return whether this release is the one that is installed for this Python. This process may have found
+    it on a path of its own."""
+    of_user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    found = distributions(name="sortshuffle", path=[*of_user, *site.getsitepackages()])
+    return [each.version for each in found][:1] == [
+        __version__
+    ]  # the first one's directory comes first on the path
 
 
 def _why_not(start: Launch, own: Mapping[str, str], settings: Mapping[str, str]) -> str:

@@ -8,6 +8,8 @@ Only this module knows them. `configure()` gives them to a builder, and ``sortsh
     spark.driver.extraClassPath      its jar, first on the path, so that a driver's JVM starts with it
     spark.sortshuffle.manager.python the Python of the engine
 
+`configure()` also gives `WANTED_DAEMON_MODULE`, which depends on the Python of the workers.
+
 All of these are settings of a SparkContext, fixed when it starts. Later ``spark.conf.set`` and
 ``builder.getOrCreate()`` accept them without an error and without an effect. So only the SparkContext's
 configuration says whether the manager is on (`is_on`), never a session's.
@@ -48,9 +50,13 @@ SECRET = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.secret"
 """The application's secret in hex digits. The plugin's driver half makes and returns it, and Spark puts it
 here, into the SparkContext's configuration."""
 
-DAEMON = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.daemon"
+DAEMON_MODULE = "spark.python.daemon.module"
+OUR_DAEMON = "sortshuffle.spark.worker.daemon"
+SPARKS_DAEMON = "pyspark.daemon"
+WANTED_DAEMON_MODULE = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.daemon"
 """The module that is to fork Python workers where all tasks run on the driver's host; empty: Spark's own.
-The plugin's driver half knows where they run. It names the module to Spark, unless the user has named one."""
+The plugin's driver half knows where they run. It names the module to Spark in `DAEMON_MODULE`, unless the
+user has named another."""
 
 OLDEST, NEWEST = (4, 1), (4, 3)
 """Releases of Spark that the manager works with."""
@@ -77,6 +83,8 @@ def without_manager(before: Mapping[str, str]) -> dict[str, str]:
         off[SHUFFLE_MANAGER] = SPARKS_OWN
     if PLUGIN_CLASS in entries_of(before.get(PLUGINS, "")):
         off[PLUGINS] = ",".join(_other_plugins(before))
+    if before.get(DAEMON_MODULE) == OUR_DAEMON:  # in a copy of a SparkContext's configuration
+        off[DAEMON_MODULE] = SPARKS_DAEMON
     return off
 
 

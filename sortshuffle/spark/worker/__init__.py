@@ -6,6 +6,6 @@ map_output, placements                 map outputs written by a task, and the se
 slices, key_samples                    parts of large subpartitions; samples of keys
 reach                                  access to map outputs: on the host's disks, by a service, in a store
 adoption, silence                      reuse of an earlier attempt's map outputs; services that do not answer
-daemon                                 the process that forks Python workers on the driver's host
+daemon                                 the process that forks Python workers, with a local master
 reports                                reports of tasks to the driver and to the log
 """

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyspark
 import pytest
@@ -26,13 +27,22 @@ import sortshuffle
 from sortshuffle.errors import OptionError, UsageError
 from sortshuffle.spark.manager import jar
 from sortshuffle.spark.manager.choice import LOGGER
-from sortshuffle.spark.manager.settings import DAEMON, MANAGER_CLASS, PLUGIN_CLASS, is_on, manager_settings
+from sortshuffle.spark.manager.settings import (
+    MANAGER_CLASS,
+    OUR_DAEMON,
+    PLUGIN_CLASS,
+    WANTED_DAEMON_MODULE,
+    is_on,
+    manager_settings,
+    without_manager,
+)
 from sortshuffle.spark.session.requirements import NO_ROLLBACK
+from sortshuffle.version import __version__
 
 MANAGER = "spark.sortshuffle.manager"
 ALWAYS = {"spark.python.unix.domain.socket.enabled": "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}
 PATIENCE = 180  # seconds; each takes about 15
-PATIENCE_FOR_SEVERAL = 270  # seconds; four sessions take about 50
+PATIENCE_FOR_SEVERAL = 270  # seconds; seven sessions take about 60
 
 
 @pytest.fixture
@@ -75,45 +85,83 @@ def test_it_is_on_where_nothing_speaks_against_it(
     assert said(caplog) == []
 
 
-def test_workers_are_forked_by_the_managers_daemon_if_their_python_is_the_drivers(
-    the_jar: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plugin leaves it out again on a cluster."""
+@pytest.fixture
+def workers_run_this_python(monkeypatch: pytest.MonkeyPatch, the_jar: Path) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
-    assert configured()[DAEMON] == "sortshuffle.spark.worker.daemon"
+
+
+@pytest.mark.usefixtures("workers_run_this_python")
+def test_workers_are_forked_by_our_daemon_if_all_run_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they run on this host is known to the plugin alone."""
+    assert configured()[WANTED_DAEMON_MODULE] == OUR_DAEMON
+    assert WANTED_DAEMON_MODULE not in configured(spark_sql_execution_pyspark_python="/opt/python")
 
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/opt/python")  # which reads data sources written in Python
-    assert DAEMON not in configured()
+    assert WANTED_DAEMON_MODULE not in configured()
 
 
-@pytest.mark.parametrize("found", [[], ["0.0.1"]], ids=["none", "another release"])
-def test_they_are_not_if_other_processes_do_not_find_this_package(
-    the_jar: Path, tmp_path: Path, found: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program may have put it on its own path, which Python workers do not have."""
-    for version in found:
-        directory = tmp_path / f"sortshuffle-{version}.dist-info"
-        directory.mkdir()
-        (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sortshuffle\nVersion: {version}\n")
-    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
-    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+def test_settings_from_another_python_do_not_name_our_daemon(the_jar: Path) -> None:
+    """A builder may be configured twice, or have a copy of a SparkContext's configuration."""
+    builder = SparkSession.Builder().config(WANTED_DAEMON_MODULE, OUR_DAEMON)
+    assert sortshuffle.configure(builder)._options[WANTED_DAEMON_MODULE] == ""
 
-    settings = configured()
 
-    assert DAEMON not in settings
-    assert PLUGIN_CLASS in settings["spark.plugins"]
+def test_without_the_manager_a_copied_configuration_does_not_name_our_daemon() -> None:
+    key = "spark.python.daemon.module"
+    assert without_manager({key: OUR_DAEMON}) == {key: "pyspark.daemon"}
+    assert without_manager({key: "users"}) == {}
 
 
 @pytest.mark.parametrize(
-    ("named", "daemon"), [("", "sortshuffle.spark.worker.daemon"), ("pyspark.daemon", "pyspark.daemon")]
+    ("of_user", "of_all", "daemon"),
+    [
+        ([], [], None),
+        ([], ["0.0.1"], None),
+        ([], [__version__], OUR_DAEMON),
+        ([__version__], [], OUR_DAEMON),
+        (["0.0.1"], [__version__], None),  # the user's is the one that is imported
+    ],
 )
-def test_the_daemon_forks_workers_unless_the_user_names_another(
-    named: str, daemon: str, tmp_path: Path
+@pytest.mark.usefixtures("workers_run_this_python")
+def test_our_daemon_is_wanted_if_this_release_is_installed(
+    tmp_path: Path,
+    of_user: list[str],
+    of_all: list[str],
+    daemon: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`configure` is called before the master is named."""
+    """A program may have put it on its own path, which Python workers do not have. A user's packages come
+    before everybody's."""
+    for place, versions in (("user", of_user), ("all", of_all)):
+        for version in versions:
+            directory = tmp_path / place / f"sortshuffle-{version}.dist-info"
+            directory.mkdir(parents=True)
+            (directory / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: sortshuffle\nVersion: {version}\n"
+            )
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "all")])
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path / "user"))
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+
+    settings = configured()
+
+    assert settings.get(WANTED_DAEMON_MODULE) == daemon
+    assert PLUGIN_CLASS in settings["spark.plugins"]
+
+    if of_user:
+        monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
+        assert configured().get(WANTED_DAEMON_MODULE) == (OUR_DAEMON if of_all else None)
+
+
+@pytest.mark.parametrize(("named", "daemon"), [("", OUR_DAEMON), ("pyspark.daemon", "pyspark.daemon")])
+def test_the_daemon_forks_workers_unless_the_user_names_another(
+    named: str, daemon: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`configure` is called before the master is named. A job's own files come before what is installed."""
+    monkeypatch.chdir(tmp_path)  # the working directory comes before both, and may be this checkout
+    with ZipFile(tmp_path / "files.zip", "w") as files:
+        files.writestr("sortshuffle/__init__.py", "of = 'the job'")
     job = tmp_path / "job.py"
     job.write_text(f"""
 import json
@@ -127,19 +175,22 @@ spark = sortshuffle.configure(builder).master("local[1]").getOrCreate()
 def worker(_):
     import sys, pyspark
     archives = [path for path in sys.path if path.endswith(("pyspark.zip", "-src.zip"))]
-    return sys.orig_argv[1:], pyspark.__file__, len(archives)
+    import sortshuffle
+    return sys.orig_argv[1:], pyspark.__file__, len(archives), sortshuffle.of
 
+spark.sparkContext.addPyFile({str(tmp_path / "files.zip")!r})
 found = spark.sparkContext.parallelize([0], 1).map(worker).first()
 rows = spark.range(7).repartition(2).rdd.map(lambda row: row.id).sum()
 print(json.dumps({{"found": found, "sum": rows}}))
 spark.stop()
 """)
     result = run_job(job, patience=PATIENCE, environment=users_environment())
-    is_ours = daemon == "sortshuffle.spark.worker.daemon"
-    arguments, package, archives = result["found"]
+    is_ours = daemon == OUR_DAEMON
+    arguments, package, archives, of = result["found"]
     assert arguments == ["-m", daemon, "pyspark.worker"]
     assert (package == pyspark.__file__) == is_ours
     assert archives == (0 if is_ours else 2)
+    assert of == "the job"
     assert result["sum"] == 21
 
 
@@ -155,27 +206,31 @@ import sortshuffle
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-def daemon(conf, **settings):
+def daemon(conf, later={{}}, **settings):
     builder = SparkSession.builder.config(conf=conf)
     for key, value in settings.items():
         builder = builder.config(key.replace("_", "."), value)
-    spark = sortshuffle.configure(builder).getOrCreate()
+    builder = sortshuffle.configure(builder)
+    for key, value in later.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
     made = spark.sparkContext.getConf()
     spark.stop()
-    SparkSession.builder._options.clear()
     return made.get("spark.python.daemon.module"), made
 
 start = SparkConf().set("spark.ui.enabled", "false").set({MANAGER!r}, "on")
 first, made = daemon(start, spark_master="local[1]")
 cluster, _ = daemon(made, spark_master="local-cluster[1,1,1024]")
+named, _ = daemon(made, spark_master="local-cluster[1,1,1024]", spark_python_daemon_module="users")
 again, _ = daemon(SparkConf(), spark_master="local[1]")
+off, _ = daemon(made, spark_sortshuffle_manager="off")
+off_later, _ = daemon(made, {{{MANAGER!r}: "off"}})
 os.environ["PYSPARK_PYTHON"] = {str(other)!r}
-elsewhere, _ = daemon(SparkConf(), spark_master="local[1]")
-print(json.dumps({{"found": [first, cluster, again, elsewhere]}}))
+elsewhere, _ = daemon(made, spark_master="local[1]")
+print(json.dumps({{"found": [first, cluster, named, again, off, off_later, elsewhere]}}))
 """)
     found = run_job(job, patience=PATIENCE_FOR_SEVERAL, environment=users_environment())["found"]
-    ours = "sortshuffle.spark.worker.daemon"
-    assert found == [ours, None, ours, None]
+    assert found == [OUR_DAEMON, None, "users", OUR_DAEMON, "pyspark.daemon", None, None]
 
 
 def test_off_leaves_it_out_without_a_word(the_jar: Path, caplog: pytest.LogCaptureFixture) -> None:

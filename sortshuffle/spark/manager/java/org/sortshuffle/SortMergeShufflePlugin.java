@@ -42,10 +42,11 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
     /** For removing everything at a URL: a store deletes some thousand objects a second. */
     private static final int LAST_SECONDS = 60;
 
-    /** What configure() has found in the Python of workers on this host. */
-    private static final String DAEMON =
+    /** OUR_DAEMON if configure() has found it in the Python of workers on this host; empty if not. */
+    private static final String WANTED_DAEMON_MODULE =
             "spark.plugins.internal.conf." + SortMergeShufflePlugin.class.getName() + ".daemon";
-    private static final String SPARKS_DAEMON = "spark.python.daemon.module";
+    private static final String OUR_DAEMON = "sortshuffle.spark.worker.daemon";
+    private static final String DAEMON_MODULE = "spark.python.daemon.module";
     private static final String NETWORK_TIMEOUT = "spark.network.timeout";
     private static final String TRACKING_TIMEOUT = "spark.dynamicAllocation.shuffleTracking.timeout";
 
@@ -87,12 +88,12 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
 
         @Override
         public Map<String, String> init(SparkContext context, PluginContext plugin) {
+            nameDaemon(context);
             if (SortMergeShuffleManager.isOff(context.conf()))
                 return Map.of();
             conf = context.conf();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
-            nameDaemon(context);
             isStored = Storage.isUsed(context.conf());
             if (isStored)
                 tellOfStorage(context.conf());
@@ -125,19 +126,19 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         }
 
         /**
-         * Names the module that forks Python workers, only with a local master: other hosts may lack it. The
-         * configuration may be a copy of an earlier application's, which has named it. Spark reads this
-         * later, from the same configuration.
+         * Names the module that forks Python workers, unless the user has named another. Only with a local
+         * master: other hosts may lack it. A copy of an earlier application's configuration may have the
+         * name already. It is removed where configure() does not want it, and where the manager is off.
+         * Spark reads the name later, from the same configuration.
          */
         private static void nameDaemon(SparkContext context) {
             SparkConf conf = context.conf();
-            String module = conf.get(DAEMON, "");
-            if (module.isEmpty())
-                return;
-            if (context.isLocal())
-                conf.setIfMissing(SPARKS_DAEMON, module);
-            else if (module.equals(conf.get(SPARKS_DAEMON, "")))
-                conf.remove(SPARKS_DAEMON);
+            boolean mayBeOurs = context.isLocal() && !SortMergeShuffleManager.isOff(conf);
+            String wanted = mayBeOurs ? conf.get(WANTED_DAEMON_MODULE, "") : "";
+            if (!wanted.isEmpty())
+                conf.setIfMissing(DAEMON_MODULE, wanted);
+            else if (OUR_DAEMON.equals(conf.get(DAEMON_MODULE, "")))
+                conf.remove(DAEMON_MODULE);
         }
 
         /** Spark reads this later, from the same configuration. */
