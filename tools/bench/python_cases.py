@@ -18,9 +18,8 @@ from tpch_data import QUICK_SCALE, some_tables
 SETUP = Setup(door=Door.FRAMES)
 SESSION_SETUP = Setup(door=Door.SESSION, against=Door.FRAMES)
 CLUSTER_HOSTS = 2
-CLUSTER_SETUP = Setup(
-    door=Door.FRAMES, hosts=CLUSTER_HOSTS, memory=2048 * MIB
-)  # of each executor; four run at once
+EXECUTOR_MEMORY = 2048 * MIB  # four run at once
+CLUSTER_SETUP = Setup(door=Door.FRAMES, hosts=CLUSTER_HOSTS, memory=EXECUTOR_MEMORY)
 PARTITIONS, QUICK_PARTITIONS = 64, quick_partitions(64)
 SMALL_PARTITIONS = 3000  # of some hundred rows
 ROWS_PER_FILE = 1_250_000

@@ -47,6 +47,7 @@ ANSWER_SECONDS = 3600.0  # until a side that does not answer is given up
 ENDING_SECONDS = 60.0  # for all processes of a side to end
 # A run begins when both sides have spent less than that in the window, or after a while in any case.
 QUIET_WINDOW, QUIET_CPU, QUIET_PATIENCE = 0.1, 0.02, 5.0  # seconds
+JOBS = os.path.dirname(os.path.abspath(__file__))  # where the modules of jobs are
 DRIVER_MEMORY = 1024 * MIB  # of a driver whose tasks run on a cluster
 
 
@@ -223,7 +224,7 @@ def _environment(mark: str) -> dict[str, str]:
     """That of this process, but for what a user's own driver would not have."""
     environment = {key: value for key, value in os.environ.items() if key != ALLOCATOR_VARIABLE}
     # Python workers import the jobs' module.
-    return environment | {MARKER: mark, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))}
+    return environment | {MARKER: mark, "PYTHONPATH": JOBS}
 
 
 class Pair:
@@ -341,7 +342,7 @@ def _on_cluster(config: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
         "spark.executor.memory": config["heap"],
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": os.path.dirname(os.path.abspath(__file__)),  # the jobs' modules
+        "spark.executorEnv.PYTHONPATH": JOBS,
         **config["settings"],
     }
     return config | {

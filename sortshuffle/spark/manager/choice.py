@@ -155,9 +155,8 @@ def _is_installed() -> bool:
     it on a path of its own."""
     of_user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     found = distributions(name="sortshuffle", path=[*of_user, *site.getsitepackages()])
-    return [each.version for each in found][:1] == [
-        __version__
-    ]  # the first one's directory comes first on the path
+    first = next(iter(found), None)  # in the order of a worker's path
+    return first is not None and first.version == __version__
 
 
 def _why_not(start: Launch, own: Mapping[str, str], settings: Mapping[str, str]) -> str:

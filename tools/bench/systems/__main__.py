@@ -49,7 +49,8 @@ def main(
         print(f"control groups cannot be made here: {reason}", file=sys.stderr)
         sys.exit(not quick)
     chosen = systems or (OURS if quick and not peers else (*OURS, *PEERS))
-    harness.build_jar()
+    if {"sortshuffle", "frames"} & {*chosen}:  # the others need no jar, and no JDK
+        harness.build_jar()
     failed = False
     for work in WORKS:
         able = [name for name in chosen if work.case == "exchange" or name not in ONLY_EXCHANGE]
