@@ -223,6 +223,82 @@ def test_every_case_is_known_to_the_systems_that_take_part() -> None:
         assert [name for name in names if f"def {name}(" not in text] == [], path.name
 
 
+def test_the_jar_is_built_for_this_package_alone_and_each_system_does_what_it_can() -> None:
+    program = """
+        import sys
+        import harness
+        import systems.__main__ as command
+        from systems.rounds import Outcome
+
+        def compared(work, able, rounds, quick):
+            print(work.name, rounds, *able)
+            return Outcome()
+
+        command.compare = compared
+        command.why_no_groups = str
+        command.write_record = command.print_table = lambda *_: None
+        harness.build_jar = lambda: print("jar")
+        for line in sys.argv[1:]:
+            print(">", line)
+            try:
+                command.main(line.split(), standalone_mode=False)
+            except SystemExit as ended:
+                print(ended.code)
+    """
+    lines = (
+        "--case exchange --case join --system dask --system flink",
+        "--case join --rounds 3",
+        "--quick --case exchange",
+        "--quick --peers --case exchange",
+        "--quick --case exchange --system frames",
+    )
+    peers = "dask ray flink duckdb polars"
+    joined = "dask ray duckdb polars"
+    expected = [
+        f"> {lines[0]}",
+        "\nexchange: exchange of 10 M rows (0.7 GB), 64 partitions",
+        "exchange 5 dask flink",
+        "\njoin: join of 30 M with 7.5 M rows",
+        "join 5 dask",
+        "False",
+        f"> {lines[1]}",
+        "jar",
+        "\njoin: join of 30 M with 7.5 M rows",
+        f"join 3 sortshuffle frames spark {joined}",
+        "False",
+    ]
+    for line, able in zip(
+        lines[2:], ("sortshuffle frames spark", f"sortshuffle frames spark {peers}", "frames"), strict=True
+    ):
+        fewer = "\nexchange: exchange of 10 M rows (0.7 GB), 64 partitions, but 500 times fewer rows"
+        expected += [f"> {line}", "jar", fewer, f"exchange 1 {able}", "False"]
+    assert told(program, *lines) == "\n".join(expected) + "\n"
+
+
+def test_a_record_counts_for_the_page_if_all_systems_that_can_took_part() -> None:
+    program = """
+        import json
+        from systems.page import records
+        from systems.work import WORKS
+
+        (join,) = (work for work in WORKS if work.name == "join")
+
+        def line(commit, systems, failures=(), turns=5, **more):
+            record = {"case": "compare join", "commit": commit, "dirty": False, **more}
+            record["systems"] = {name: [{}] * turns for name in systems}
+            return json.dumps(record | {"failures": dict.fromkeys(failures)})
+
+        every = [name for name in join.systems if name != "ray"]
+        first = line("complete", every, ["ray"])
+        others = [line("two", ["dask", "frames"]), line("none", [], join.systems), line("no ray", every)]
+        others += [line("turns", every, ["ray"], turns=2), line("dirty", every, ["ray"], dirty=True)]
+        others += [line("case", every, ["ray"], case="manager join")]
+        for lines in ([first], [first, *others], [*others, first], others):
+            print(*(found["commit"] for found in records(lines).values()))
+    """
+    assert told(program).split("\n") == ["complete", "complete", "complete", "", ""]
+
+
 def test_the_page_has_the_tables_and_plots_of_the_records(tmp_path: Path) -> None:
     """They are not edited by hand, and no later record is left out."""
     page = ROOT / "docs" / "comparison.md"

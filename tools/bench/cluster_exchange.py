@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from exchange import PARTITIONS, ROW_BYTES, ROWS_PER_FILE, checked, ours, session
-from harness import DATA, Side, compare
+from harness import DATA, JOBS, Side, compare
 from pyspark.sql import SparkSession
 from rows import parquet_files
 
@@ -83,7 +83,7 @@ def running(master: str) -> Iterator[SparkSession]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": EXECUTOR_MEMORY,
-            "spark.executorEnv.PYTHONPATH": os.path.dirname(__file__),
+            "spark.executorEnv.PYTHONPATH": JOBS,
         },
     )
     try:

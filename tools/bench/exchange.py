@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from harness import JOBS
 from pyspark.sql import SparkSession
 from systems.contestants.consumers import SUMS, totals
 
@@ -18,7 +19,7 @@ ROW_BYTES = 68
 
 
 def session(master: str, **settings: str) -> SparkSession:
-    os.environ["PYTHONPATH"] = os.path.dirname(__file__)  # the workers import the jobs' module
+    os.environ["PYTHONPATH"] = JOBS
     # frames alone: their control rows go through Spark's own shuffle in any case
     builder = SparkSession.builder.master(master).config("spark.sortshuffle.manager", "off")
     builder = (

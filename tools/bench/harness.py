@@ -31,6 +31,7 @@ from watching import watching
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results.jsonl"
 DATA = Path(__file__).parent / "data"
+JOBS = str(Path(__file__).parent)  # the directory of the modules that workers import
 SAMPLE_SECONDS = 0.02
 ROUNDS = 5  # of each side
 recording = True  # off in quick runs, whose figures mean nothing

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from control_group import control_group
+from harness import JOBS
 from process_tree import MARKER, ProcessTree, used
 from side_session import Ran
 
@@ -47,7 +48,6 @@ ANSWER_SECONDS = 3600.0  # until a side that does not answer is given up
 ENDING_SECONDS = 60.0  # for all processes of a side to end
 # A run begins when both sides have spent less than that in the window, or after a while in any case.
 QUIET_WINDOW, QUIET_CPU, QUIET_PATIENCE = 0.1, 0.02, 5.0  # seconds
-JOBS = os.path.dirname(os.path.abspath(__file__))  # where the modules of jobs are
 DRIVER_MEMORY = 1024 * MIB  # of a driver whose tasks run on a cluster
 
 

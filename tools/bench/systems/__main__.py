@@ -12,11 +12,8 @@ from control_group import why_no_groups
 from systems.page import write_page
 from systems.results import print_table, table_of, write_record
 from systems.rounds import compare
-from systems.work import QUICK, WORKS
+from systems.work import OURS, PEERS, QUICK, SYSTEMS, WORKS
 
-OURS = ("sortshuffle", "frames", "spark")
-PEERS = ("dask", "ray", "flink", "duckdb", "polars")
-ONLY_EXCHANGE = ("flink",)
 ROUNDS = 5
 
 
@@ -24,7 +21,7 @@ ROUNDS = 5
 @click.option(
     "--case", "cases", multiple=True, type=click.Choice([work.name for work in WORKS]), help="Only this."
 )
-@click.option("--system", "systems", multiple=True, type=click.Choice([*OURS, *PEERS]), help="Only this.")
+@click.option("--system", "systems", multiple=True, type=click.Choice(SYSTEMS), help="Only this.")
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Turns of each system."
 )
@@ -38,8 +35,9 @@ ROUNDS = 5
 def main(
     cases: tuple[str, ...], systems: tuple[str, ...], rounds: int, quick: bool, peers: bool, page: bool
 ) -> None:
-    """Compare sortshuffle with other systems. Exits 1 if one gives a wrong answer or fails, or if control
-    groups cannot be made; a quick run exits 0 then, without having done anything."""
+    """Compare sortshuffle with other systems. Exits 1 if one gives a wrong answer or fails, if this package
+    takes part and its jar cannot be built, or if control groups cannot be made; a quick run exits 0 then,
+    without having done anything."""
     if page:
         print(f"docs/comparison.md: {', '.join(write_page())}")
         return
@@ -48,12 +46,12 @@ def main(
     if reason := why_no_groups():
         print(f"control groups cannot be made here: {reason}", file=sys.stderr)
         sys.exit(not quick)
-    chosen = systems or (OURS if quick and not peers else (*OURS, *PEERS))
-    if {"sortshuffle", "frames"} & {*chosen}:  # the others need no jar, and no JDK
+    chosen = {*systems} or {*SYSTEMS} - ({*PEERS} if quick and not peers else set())
+    if chosen & {*OURS}:  # the others need no jar, and no JDK
         harness.build_jar()
     failed = False
     for work in WORKS:
-        able = [name for name in chosen if work.case == "exchange" or name not in ONLY_EXCHANGE]
+        able = [name for name in work.systems if name in chosen]
         if not able or (cases and work.name not in cases):
             continue
         print(f"\n{work.name}: {work.about}{_fewer(quick)}", flush=True)

@@ -1,8 +1,8 @@
 """`write_page`: the tables and plots of docs/comparison.md, from the records.
 
 A case's table and plot stand between two marks, ``<!-- exchange -->`` and ``<!-- /exchange -->``. They are
-those of its latest record that counts: of a commit without changes, with several turns of each system. All
-other text of the page is written by people.
+those of its latest record that counts: of a commit without changes, with several turns of each system that
+knows the case. All other text of the page is written by people.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 
 from harness import RESULTS, ROOT
 
+from systems.work import OURS, WORKS
+
 PAGE = ROOT / "docs" / "comparison.md"
-OURS = ("sortshuffle", "frames")
 LEAST_TURNS = 3
 NAMES = {"dask": "Dask", "ray": "Ray", "flink": "Flink", "duckdb": "DuckDB", "polars": "Polars"}
 PACKAGES = {"dask": "dask", "ray": "ray", "flink": "apache-flink", "duckdb": "duckdb", "polars": "polars"}
@@ -53,9 +54,15 @@ def records(lines: Sequence[str]) -> dict[str, Record]:
     for line in lines:
         record = json.loads(line)
         kind, _, case = record["case"].partition(" ")
-        if kind == "compare" and case and not record["dirty"] and _turns(record) >= LEAST_TURNS:
+        if kind == "compare" and case and _counts(case, record):
             found[case] = record
     return found
+
+
+def _counts(case: str, record: Record) -> bool:
+    able = {system for work in WORKS if work.name == case for system in work.systems}
+    are_all = able == {*record["systems"], *record["failures"]}
+    return are_all and not record["dirty"] and _turns(record) >= LEAST_TURNS
 
 
 def _turns(record: Record) -> int:

@@ -1,4 +1,4 @@
-"""The cases: what work is done, on which data, with how much memory.
+"""The cases: what work is done, by which systems, on which data, with how much memory.
 
 Data are Parquet files, made once and kept under `harness.DATA`. The name of a directory
 says what is in it, so that a changed case makes data of its own.
@@ -28,6 +28,10 @@ from rows import parquet_files
 
 GIB = 1 << 30
 ROWS_PER_FILE = 1_250_000
+OURS = ("sortshuffle", "frames")  # they measure this checkout, and need its jar
+PEERS = ("dask", "ray", "flink", "duckdb", "polars")
+SYSTEMS = (*OURS, "spark", *PEERS)
+ONLY_EXCHANGE = ("flink",)
 FEW, MANY = 50_000, 5_000_000
 ROWS_PER_GROUP = 20
 QUICK = 500  # so many times fewer rows
@@ -37,7 +41,7 @@ QUICK = 500  # so many times fewer rows
 class Work:
     """``case``: the function that contestants have for it. ``about``: the work, in words. ``arguments``: of
     the function; makes the data, with a divisor for the number of rows. ``memory``: that a contestant may
-    have. ``warm_ups``: before each run."""
+    have. ``warm_ups``: before each run; none where one run takes minutes, as a job of a user's does."""
 
     name: str
     case: str
@@ -45,6 +49,11 @@ class Work:
     arguments: Callable[[int, Path], dict[str, Any]]
     memory: int = 6 * GIB
     warm_ups: int = 2
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """Those that can do it."""
+        return tuple(name for name in SYSTEMS if self.case == "exchange" or name not in ONLY_EXCHANGE)
 
     def check(self, answer: Any) -> Any:
         """Return what must be equal among contestants. Raises `ValueError` if an answer is wrong in
@@ -155,7 +164,7 @@ WORKS = [
         "exchange of 100 M rows (6.8 GB), 64 partitions, 8 GiB of memory",
         partial(_exchange, 100 * MEGA, 80, 64),
         memory=8 * GIB,
-        warm_ups=1,
+        warm_ups=0,
     ),
     Work(
         "exchange-beyond",
@@ -163,7 +172,7 @@ WORKS = [
         "the same with 2.25 GiB of memory",
         partial(_exchange, 100 * MEGA, 80, 64),
         memory=9 * GIB // 4,
-        warm_ups=1,
+        warm_ups=0,
     ),
     Work(
         "blocks",
