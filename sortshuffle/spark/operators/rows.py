@@ -25,7 +25,9 @@ from sortshuffle.spark.plan.origins import (
     UnionOrigin,
 )
 from sortshuffle.spark.plan.schemes import Hash, Range
+from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.steps.row_steps import Arrange, Limit, Sample
+from sortshuffle.spark.worker.stages import ToSpark
 
 MOST_ROWS = 2**31 - 1  # Spark's limit is an int
 
@@ -191,4 +193,11 @@ def coalesce(rows: Rows, count: int, to_df: Callable[[], DataFrame]) -> Rows:
 def _coalesced_by_spark(chain: Chain, count: int, to_df: Callable[[], DataFrame]) -> DataFrameOrigin:
     if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
         return replace(chain.origin, dataframe=chain.origin.source.coalesce(count), selected=None)
-    return DataFrameOrigin(to_df().coalesce(count), chain.wire)
+    context = chain.context
+    if context.planner.zips and any(isinstance(step, Sample) for step in chain.steps):
+        # Spark's task has one number for all the partitions that it reads; those of a union have their own
+        numbered = Chain(context, UnionOrigin((chain,)), chain.schema, chain.wire)
+        rows = plan_stage(numbered, next_number(), ToSpark(), chain.schema)
+    else:
+        rows = to_df()
+    return DataFrameOrigin(rows.coalesce(count), chain.wire)

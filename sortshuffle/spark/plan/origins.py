@@ -208,7 +208,8 @@ class ExchangeOrigin(Origin):
         return self.exchange.control()
 
     def opening(self) -> ReadExchange:
-        return ReadExchange(self.exchange.upstream.wire, self.order)
+        upstream = self.exchange.upstream
+        return ReadExchange(upstream.wire, self.order, upstream.context.options.codec)
 
     def partitions(self) -> int:
         return self.exchange.placed_partitions()
@@ -298,11 +299,11 @@ class UnionOrigin(_OriginOfChains):
         return planner.zip_partitions([self._numbers, functools.reduce(DataFrame.unionAll, self._planned)])
 
     def opening(self) -> Opening:
-        counts = tuple(chain.origin.partitions() for chain in self.inputs)
-        return ReadUnion(tuple((chain.origin.opening(), chain.steps) for chain in self.inputs), counts)
+        inputs = tuple((chain.origin.opening(), chain.steps) for chain in self.inputs)
+        return ReadUnion(inputs, self._counts)
 
     def partitions(self) -> int:
-        return sum(chain.origin.partitions() for chain in self.inputs)
+        return sum(self._counts)
 
     def lines(self) -> list[str]:
         return ["union of", *lines_of(self.inputs)]
@@ -310,9 +311,31 @@ class UnionOrigin(_OriginOfChains):
     @once
     def _planned(self) -> list[DataFrame]:
         """The rows of each input, planned so that Spark cannot coalesce their partitions later."""
-        planner = self.inputs[0].context.planner
-        wrapped = side_by_side([chain.origin.rows() for chain in self.inputs])
+        planner, sources = self.inputs[0].context.planner, self._sources
+        rows = [sources[at] if at in sources else each.origin.rows() for at, each in enumerate(self.inputs)]
+        wrapped = side_by_side(rows)
         return [planner.share(each.select(sf.lit(None).cast("long").alias("id"), "*")) for each in wrapped]
+
+    @once
+    def _counts(self) -> tuple[int, ...]:
+        """The number of partitions of each input, known before the exchanges are built that these read: a
+        broadcast exchange may have to be built together with them."""
+        planner, sources = self.inputs[0].context.planner, self._sources
+        counts: list[int] = []
+        for at, chain in enumerate(self.inputs):
+            count = planner.partitions(sources[at]) if at in sources else chain.origin.partitions()
+            assert count is not None  # a planner that zips partitions can count them
+            counts.append(count)
+        return tuple(counts)
+
+    @once
+    def _sources(self) -> dict[int, DataFrame]:
+        """By their positions, the rows of those inputs that read no exchange. They are planned once: under
+        other settings, or when something is cached, the same DataFrame may have another number of
+        partitions."""
+        planner = self.inputs[0].context.planner
+        origins = ((at, chain.origin) for at, chain in enumerate(self.inputs))
+        return {at: planner.share(origin.rows()) for at, origin in origins if not origin.exchanges()}
 
     @property
     def _numbers(self) -> DataFrame:

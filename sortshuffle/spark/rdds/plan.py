@@ -135,7 +135,7 @@ class RecordExchangeOrigin:
         return self.exchange.control()
 
     def opening(self) -> RecordOpening:
-        return ReadRecords(self.exchange.number)
+        return ReadRecords(self.exchange.number, self.exchange.upstream.context.options.codec)
 
     @property
     def partitions(self) -> int:

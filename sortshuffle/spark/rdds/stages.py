@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from operator import itemgetter
 from typing import Any, Protocol, cast
@@ -155,9 +155,12 @@ class SparkRecords:
 
 @dataclass(frozen=True)
 class ReadRecords:
-    """Reads one subpartition of every map output of an exchange. ``exchange``: the exchange's number."""
+    """Reads one subpartition of every map output of an exchange. ``exchange``: the exchange's number.
+    ``codec``: of the map outputs (`Options.codec`), which may have been written under other settings than
+    those of this stage."""
 
     exchange: int
+    codec: str
     holders = 0
 
     def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
@@ -165,7 +168,7 @@ class ReadRecords:
         options = task.options
         gate = RecordGate(
             channels,
-            cast(PickledPayload, PickledPayload.of(options)),
+            cast(PickledPayload, PickledPayload.of(replace(options, codec=self.codec))),
             task.reading,
             options.read_threads,
             task.metrics,

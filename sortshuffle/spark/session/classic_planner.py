@@ -29,6 +29,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from sortshuffle.errors import StateError
 from sortshuffle.spark.control import MARK
 from sortshuffle.spark.session.control_shuffles import control_shuffle, remove_unused
 from sortshuffle.spark.session.java import java_class, scala_object
@@ -105,8 +106,14 @@ def zip_partitions(frames: Sequence[DataFrame]) -> DataFrame:
     context: Any = first.sparkSession.sparkContext
     jvm = context._jvm
     rdds = [rdd_of(frame) for frame in frames]
+    counts = [int(rdd.getNumPartitions()) for rdd in rdds]
+    if len(set(counts)) > 1:  # Spark would leave out partitions without a word
+        raise StateError(
+            f"{', '.join(map(str, counts))} partitions cannot be put together one by one: a plan has changed"
+            " since the frame was made. Make the frame again"
+        )
     together = java_class(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")(
-        context._jsc.sc(), jvm.PythonUtils.toSeq(rdds), rdds[0].getNumPartitions(), rdds[0].elementClassTag()
+        context._jsc.sc(), jvm.PythonUtils.toSeq(rdds), counts[0], rdds[0].elementClassTag()
     )
     # with the schema of a union, whose columns are nullable if they are in any of the frames
     return _scan(reduce(DataFrame.unionAll, frames), together)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -182,10 +182,12 @@ class SparkRows:
 @dataclass(frozen=True)
 class ReadExchange:
     """Reads one subpartition of every map output of an exchange. ``order``: the order of the rows within each
-    extent, and of the merged result; None for no order."""
+    extent, and of the merged result; None for no order. ``codec``: of the map outputs (`Options.codec`),
+    which may have been written under other settings than those of this stage."""
 
     schema: pa.Schema
     order: RowOrder | None
+    codec: str
     holders: ClassVar[int] = 0
 
     def open(self, received: Batches, task: Task) -> Batches:
@@ -193,7 +195,7 @@ class ReadExchange:
 
     def read(self, inputs: Sequence[InputChannel], task: Task, budget: MemoryBudget) -> Batches:
         """Yield the rows of these channels, read ahead within ``budget``."""
-        payload = ArrowPayload.of(self.schema, task.options)
+        payload = ArrowPayload.of(self.schema, replace(task.options, codec=self.codec))
         threads = task.options.read_threads
         gate = InputGate(inputs, payload, budget, threads, task.metrics, task.new_merge_file)
         if self.order is None:

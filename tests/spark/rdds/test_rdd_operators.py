@@ -346,6 +346,16 @@ def test_joins_take_the_first_two_elements_as_in_pyspark(sc: SparkContext) -> No
     assert last_line(sortshuffle.rdd(one).join(pairs, 2)) == last_line(one.join(pairs, 2))
 
 
+def test_inputs_may_be_written_with_different_codecs(spark: SparkSession, sc: SparkContext) -> None:
+    """An RDD's settings are those of the time when it was made."""
+    pairs = sc.parallelize([(n % 50, n) for n in range(5000)], 2)
+    one = sortshuffle.rdd(pairs).reduceByKey(operator.add, 3)
+    with confs(spark, {"spark.sortshuffle.codec": "zstd"}):
+        other = sortshuffle.rdd(pairs).groupByKey(3).mapValues(sum)
+    expected = [(key, (total, total)) for key in range(50) for total in [sum(range(key, 5000, 50))]]
+    assert sorted(one.join(other).collect()) == sorted(other.join(one).collect()) == expected
+
+
 def test_keys_that_cannot_be_compared_are_an_error_where_bounds_are_sought(sc: SparkContext) -> None:
     with pytest.raises(TypeError, match="'<' not supported"):
         sortshuffle.rdd(sc.parallelize([(1, 1), ("a", 1)], 2)).sortByKey(True, 2).collect()

@@ -9,6 +9,7 @@ from oracle import rows_in_order
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from sortshuffle.errors import StateError
 from sortshuffle.spark.control import COLUMNS, MARK
 from sortshuffle.spark.session import classic_planner as planner
 from sortshuffle.spark.session.planner import number_rows
@@ -34,6 +35,14 @@ def test_partition_s_holds_the_rows_of_partition_s_of_each(spark: SparkSession) 
     found = sorted(rows_in_order(zipped))
     assert found == sorted(row for frame in frames for row in rows_in_order(frame))
     assert len(found) == PARTITIONS + 3 * 3 * (PARTITIONS - 1)
+
+
+def test_unequal_numbers_of_partitions_are_refused(spark: SparkSession) -> None:
+    """Spark itself would read as many as the first frame has, and no more."""
+    rows = control(spark, 7, 0)
+    for count in (PARTITIONS - 1, PARTITIONS + 1):
+        with pytest.raises(StateError, match=f"{PARTITIONS}, {count} partitions"):
+            planner.zip_partitions([rows, number_rows(rows, count)])
 
 
 def test_nothing_is_shuffled_a_second_time(spark: SparkSession) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from oracle import partition_count
+from oracle import confs, partition_count
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -90,7 +90,7 @@ class Unread:
 @pytest.mark.parametrize("fails", [False, True])
 def test_inputs_that_nobody_reads_are_closed(fails: bool) -> None:
     step, budget = Watching(), MemoryBudget(8 * MIB)
-    read = ReadExchange(pa.schema([("id", pa.int64())]), None)
+    read = ReadExchange(pa.schema([("id", pa.int64())]), None, "lz4")
     opening = ReadTogether((ChainInput(1, read, (step,)), ChainInput(2, read, (step, step))), Unread(fails))
     task = Task(Options(), "app", 5, 0, 0, budget, budget.share(MIB, "read"), budget, opening.holders)
     nothing = pa.RecordBatch.from_pylist([], CONTROL)
@@ -104,6 +104,18 @@ def test_inputs_that_nobody_reads_are_closed(fails: bool) -> None:
         rows.close()  # type: ignore[attr-defined]  # it is a generator
     assert [each.closed for each in step.given] == [True] * 3
     assert budget.used == 0
+
+
+@pytest.mark.parametrize("codec", ["zstd", "none"])
+def test_inputs_may_be_written_with_different_codecs(spark: SparkSession, codec: str) -> None:
+    """A frame's settings are those of the time when it was made."""
+    rows = spark.range(0, 20_000, 1, 2).selectExpr("id", "id % 7 as k")
+    one = sortshuffle.frame(rows).repartition(3, "id")
+    with confs(spark, {"spark.sortshuffle.codec": codec}):
+        other = sortshuffle.frame(rows).repartition(3, "id").select("id", sf.col("k").alias("j"))
+    for frame in (one.join(other, "id"), other.join(one, "id"), one.join(sortshuffle.broadcast(other), "id")):
+        assert frame.filter("k = j and j = id % 7").count() == 20_000
+    assert Counter(ids(one.union(other).coalesce(2))) == dict.fromkeys(range(20_000), 2)
 
 
 # --- one by one -----------------------------------------------------------------------------------------
@@ -141,6 +153,36 @@ def test_what_has_no_rows_or_no_partitions_may_be_united_coalesced_and_joined(
     assert none.union(none).collect() == scan.union(scan).coalesce(1).collect() == []
     assert none.join(some, "id").union(scan.join(some, "id")).collect() == []
     assert ids(none.union(frame).union(scan)) == list(range(ROWS))
+
+
+def test_a_union_keeps_the_partitions_that_its_inputs_had_when_it_was_first_read(
+    spark: SparkSession, numbers: DataFrame
+) -> None:
+    groups = numbers.groupBy("k").agg(sf.count("*").alias("rows"))
+    united = sortshuffle.frame(groups).union(sortshuffle.frame(numbers))
+    few = sortshuffle.broadcast(sortshuffle.frame(numbers.select("k").distinct()))
+    joined = united.union(united).join(few, "k")
+    expected = Counter(map(tuple, groups.union(numbers).collect()))
+    for partitions in (8, 4, 12):
+        with confs(spark, {"spark.sql.shuffle.partitions": str(partitions)}):
+            assert Counter(map(tuple, united.collect())) == expected
+            assert joined.count() == 2 * sum(n for (k, _), n in expected.items() if k < 7)
+    groups.persist().count()
+    try:
+        assert Counter(map(tuple, united.collect())) == expected
+    finally:
+        groups.unpersist()
+
+
+def test_a_sample_of_sparks_rows_is_the_same_in_fewer_partitions(
+    spark: SparkSession, numbers: DataFrame
+) -> None:
+    frame = sortshuffle.frame(numbers)
+    for sampled in (frame.sample(0.5, 3), frame.union(frame).sample(0.5, 3)):
+        found = ids(sampled)
+        assert partition_count(sampled.coalesce(2)) == 2
+        assert ids(sampled.coalesce(2)) == ids(sampled.coalesce(1)) == found
+    assert ids(sortshuffle.frame(numbers.where("false")).sample(0.5, 3).coalesce(1)) == []
 
 
 def test_a_sample_is_the_same_however_its_partitions_are_read(numbers: DataFrame) -> None:
