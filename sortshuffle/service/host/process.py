@@ -32,11 +32,13 @@ JUST_NOW = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class RootsAtTime:
-    """What the registrations say. ``changed``: when they last changed, in ns since 1970."""
+    """What the registrations say. ``changed``: when they last changed, in ns since 1970. ``of_spark``:
+    Spark's directories of the application's executors."""
 
     changed: int
     roots: tuple[str, ...]
     shared: SharedHomes
+    of_spark: tuple[str, ...] = ()
 
 
 def main(directory: str, listening: int, local: int) -> None:
@@ -44,11 +46,13 @@ def main(directory: str, listening: int, local: int) -> None:
     config = ServiceConfig.unpack(sys.stdin.buffer.readline())
     open_as_many_files_as_allowed()
     engine = engine_of(directory, config)
+    roots = RegisteredRoots(directory)
     service = ShuffleService(
         calls.new_socket(fileno=listening),
-        RegisteredRoots(directory),
+        roots,
         settings_of(config),
         engine.remove_for_peer,
+        roots.spark_directories,
     )
     JvmServer(calls.new_socket(fileno=local), engine).start()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
@@ -67,6 +71,10 @@ class RegisteredRoots:
 
     def __call__(self) -> tuple[str, ...]:
         return self._current().roots
+
+    def spark_directories(self) -> tuple[str, ...]:
+        """Return Spark's directories of the application's executors on this host."""
+        return self._current().of_spark
 
     def shared_homes(self) -> SharedHomes:
         """Return where map outputs that belong to the application lie."""
@@ -89,7 +97,8 @@ class RegisteredRoots:
         keep = any(each.keeps_shared_homes for each in registrations)
         of_spark = frozenset(home for each in registrations for home in each.homes_of_spark)
         shared = SharedHomes(tuple(stored or homes), token, keep, of_spark)
-        return RootsAtTime(changed, rendezvous.roots_of(self._directory), shared)
+        local = dict.fromkeys(path for each in registrations for path in each.spark_directories)
+        return RootsAtTime(changed, rendezvous.roots_of(self._directory), shared, tuple(local))
 
 
 def engine_of(directory: str, config: ServiceConfig) -> Engine:

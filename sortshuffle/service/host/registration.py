@@ -94,6 +94,13 @@ class Registration:
         return tuple(home for root, home in pairs if root in above)
 
     @property
+    def spark_directories(self) -> tuple[str, ...]:
+        """Spark's local directories of the executor. If Spark serves its files when it has ended, also those
+        above, which Spark makes for all executors of the application: others may have ended, too."""
+        own = self.owner.local_directories
+        return (*own, *map(os.path.dirname, own)) if self.owner.served_by_spark else own
+
+    @property
     def stored_home(self) -> str:
         """The home that all hosts of the application share; empty if there is none."""
         return stored_home(self.url, self.owner.application, self.token) if self.url else ""

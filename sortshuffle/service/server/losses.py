@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterable
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, UsageError
 from sortshuffle.homes.loss import make_producer_run_again, remove_control_files
@@ -34,11 +35,24 @@ VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
 MOST_HANDLED = 4096  # handled map outputs to remember; handling one again costs some reads of the disk
 
 
-class Losses:
-    """Judges reports of damage to map outputs in ``catalog``, and has lost ones written again."""
+SparkDirectories = Callable[[], Iterable[str]]
 
-    def __init__(self, catalog: Catalog) -> None:
+
+def no_directories() -> Iterable[str]:
+    return ()
+
+
+class Losses:
+    """Judges reports of damage to map outputs in ``catalog``, and has lost ones written again.
+
+    ``spark_directories``: returns Spark's local directories of the application, or those above them that
+    Spark makes for it alone. They are searched if no home names the map output's owner. Others must not be:
+    attempts of all applications are numbered from 0, and Spark's files do not say whose they are.
+    """
+
+    def __init__(self, catalog: Catalog, spark_directories: SparkDirectories = no_directories) -> None:
         self._catalog = catalog
+        self._spark_directories = spark_directories
         self._lock = threading.Lock()
         self._handled: dict[MapOutputAddress, None] = {}  # the oldest first
 
@@ -54,9 +68,9 @@ class Losses:
 
     def report(self, output: MapOutputAddress) -> None:
         """Make Spark run the producer of a map output again. If its files are gone, the owner of its home
-        still names Spark's directories. If the home is gone, too, the roots are searched: they are Spark's
-        own directories, unless others were configured. An executor that has a map output of that name with
-        another id is left alone. Raises OSError if an existing file cannot be opened."""
+        still names Spark's directories. If the home is gone, too, those of the application are searched. An
+        executor that has a map output of that name with another id is left alone. Raises OSError if an
+        existing file cannot be opened."""
         with self._lock:
             if output in self._handled:
                 return
@@ -68,7 +82,7 @@ class Losses:
             if file not in others and spared.isdisjoint(_directories_of(file)):
                 make_producer_run_again(file)
         if not others:
-            remove_control_files(self._catalog.roots(), output.attempt)
+            remove_control_files(self._spark_directories(), output.attempt)
         with self._lock:
             self._handled[output] = None
             while len(self._handled) > MOST_HANDLED:

@@ -34,7 +34,7 @@ from sortshuffle.service.server.connection import Surroundings
 from sortshuffle.service.server.errands import Errands, Remove
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.loop import EventLoop
-from sortshuffle.service.server.losses import Losses
+from sortshuffle.service.server.losses import Losses, SparkDirectories, no_directories
 from sortshuffle.service.server.result_partition_manager import ResultPartitionManager, Roots
 from sortshuffle.service.server.server import Server
 from sortshuffle.service.server.transport import ServerTls
@@ -70,7 +70,8 @@ class ServerSettings:
 
 class ShuffleService:
     """Serves the map outputs below ``roots`` (called each time they are needed) on ``listening``, which it
-    closes. ``remove``: deletes a shuffle of the engine in the same process.
+    closes. ``remove``: deletes a shuffle of the engine in the same process. ``spark_directories``: as in
+    `Losses`.
 
     Raises `UsageError` if it would serve clients beyond loopback without a secret, `OptionError` for a pool
     without room for a segment, OSError for TLS files that cannot be read.
@@ -82,6 +83,7 @@ class ShuffleService:
         roots: Roots,
         settings: ServerSettings = ServerSettings(),
         remove: Remove | None = None,
+        spark_directories: SparkDirectories = no_directories,
     ) -> None:
         _expect_secret(listening, settings)
         context = settings.tls.context() if settings.tls else None
@@ -102,7 +104,7 @@ class ShuffleService:
             limits=settings.limits,
             secret=settings.secret,
             segment_bytes=settings.segment_bytes,
-            errands=Errands(self._catalog, Losses(self._catalog), remove),
+            errands=Errands(self._catalog, Losses(self._catalog, spark_directories), remove),
         )
         self._server = Server(listening, context, self._shared)
         self._thread: threading.Thread | None = None

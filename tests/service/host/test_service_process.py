@@ -174,6 +174,15 @@ def test_homes_in_directories_that_spark_removes_are_known(place: str, outlives:
     assert RegisteredRoots(place).shared_homes() == expected
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_sparks_directories_of_the_application_are_known(place: str, served: bool) -> None:
+    own = registration("/b")
+    owner = replace(own.owner, local_directories=("/x/blockmgr-1",), served_by_spark=served)
+    rendezvous.ensure(place, HOST, CONFIG, replace(own, owner=owner))
+    above = ("/x",) if served else ()
+    assert RegisteredRoots(place).spark_directories() == ("/x/blockmgr-1", *above)
+
+
 def test_the_home_at_a_url_is_the_only_one(place: str) -> None:
     stored = replace(registration(), token=TOKEN, url="s3://bucket/x")
     rendezvous.ensure(place, HOST, CONFIG, stored)

@@ -50,14 +50,21 @@ def test_a_loss_is_told_once(tmp_path: Path, shelf: Shelf) -> None:
     assert control.exists()
 
 
-def test_where_homes_are_gone_control_files_are_looked_for_beside_them(tmp_path: Path, shelf: Shelf) -> None:
-    """Where tasks write to Spark's own directories, homes and control files have the same root."""
-    blocks = tmp_path / "two" / "0a"
-    blocks.mkdir()
-    (blocks / "shuffle_5_204_0.index").touch()
-    (blocks / "shuffle_5_205_0.index").touch()
+def test_where_homes_are_gone_control_files_of_the_application_alone_are_looked_for(
+    tmp_path: Path, shelf: Shelf
+) -> None:
+    """The roots may be directories in which Spark has files of other applications, too, with attempts of the
+    same numbers."""
+    roots = (tmp_path / "two", tmp_path / "own")
+    places = [place for root in roots for place in (root, root / "blockmgr-7")]
+    for place in places:
+        (place / "0a").mkdir(parents=True)
+        for attempt in (204, 205):
+            (place / "0a" / f"shuffle_5_{attempt}_0.index").touch()
     Losses(shelf.catalog).report(OUTPUT)
-    assert os.listdir(blocks) == ["shuffle_5_205_0.index"]
+    Losses(shelf.catalog, lambda: [str(tmp_path / "own")]).report(OUTPUT)
+    left = [len(os.listdir(place / "0a")) for place in places]
+    assert left == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("is_adoptable", [False, True])
