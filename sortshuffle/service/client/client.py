@@ -147,7 +147,9 @@ class ServiceClient:
     def report_damage(self, output: MapOutputAddress, host: str, subpartition: int, region: int) -> Verdict:
         """Have the service check bytes that failed their checksum here, and return its verdict. If they are
         damaged or gone, the service makes the producer run again. Raises as `find` does."""
-        asked = _asked(f"the verdict on region {region}, subpartition {subpartition}", output, host)
+        what = f"the verdict on region {region}, subpartition {subpartition} of {output} on host {host}"
+        # with the place that the bytes came from, so that a service that refuses the question names it
+        asked = Asked(what, Place(output.file_in(host).data_path), host)
         question = damage_question(asked, output, subpartition, region)
         with self.link.opened(question):
             self.link.wait(question, lambda: question.is_complete)

@@ -19,6 +19,7 @@ Single-threaded: each connection has its own reader.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -41,6 +42,8 @@ from sortshuffle.storage.files.grouping import in_groups
 
 # Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
+
+_log = logging.getLogger(__name__)
 
 
 class BlockReader:
@@ -97,8 +100,7 @@ class BlockReader:
             try:
                 yield from self._extents(output, block.first, block.end)
             except DataLossError as error:
-                self._outputs.forget(block.file_id)
-                raise LostBlocksError((number,), str(error)) from error
+                raise self._lost(number, error) from error
         if self._elsewhere is not None:
             yield from self._elsewhere.pieces()
 
@@ -120,6 +122,23 @@ class BlockReader:
 
     def _open(self, block: Block) -> MapOutput:
         return self._outputs.open(self._request.shuffle, block.map_index, block.map_id, block.file_id)
+
+    def _lost(self, number: int, error: DataLossError) -> LostBlocksError:
+        """Return an error with this block and all others that are lost. The files of map outputs that were
+        known already may have been cut or deleted since: so all are looked for again."""
+        for _, block, output in self._local:
+            if isinstance(output, IndexedMapOutput):
+                self._outputs.forget(block.file_id)
+        self._local.clear()
+        lost, is_reachable = {number}, True
+        try:
+            self.locate()
+        except LostBlocksError as others:
+            lost.update(others.blocks)
+            is_reachable = others.is_reachable
+        except (OSError, RuntimeError) as problem:  # then report only the known loss
+            _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
+        return LostBlocksError(sorted(lost), str(error), is_reachable)
 
     def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
         """Yield the records of the subpartitions ``first..end-1``, read extent by extent."""

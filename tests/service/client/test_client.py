@@ -49,6 +49,7 @@ from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.ranges import SubpartitionRange
 from sortshuffle.storage.files.reader import read_index
 
+PATIENT = ClientSettings(timeout=20.0)
 OUTPUT = MapOutputAddress("app", 3, 17, 204, ID)
 WANTED = MapOutputAddress("app", 1, 2, file_id=DRIVER)
 FOUND = FoundOutput(bytes(range(16)), 9, "/far/exchange-1-map-2-attempt-9", "far")
@@ -59,8 +60,8 @@ def client_threads() -> list[str]:
 
 
 @contextmanager
-def clients_of() -> Iterator[ServiceClients]:
-    clients = ServiceClients(ClientSettings(timeout=20.0))
+def clients_of(settings: ClientSettings = PATIENT) -> Iterator[ServiceClients]:
+    clients = ServiceClients(settings)
     try:
         yield clients
     finally:
@@ -444,6 +445,25 @@ def test_what_can_be_adopted(found: FoundOutput | None) -> None:
 def test_what_the_service_finds_of_damage(verdict: Verdict) -> None:
     with ScriptedServer(_answering(verdict=verdict)) as server, client_of(server) as client:
         assert client.report_damage(OUTPUT, "far", 5, 2) is verdict
+
+
+def test_a_refused_question_about_damage_names_the_file() -> None:
+    """By which a reader finds out whose bytes they are."""
+
+    def refuses(peer: Peer) -> None:
+        while True:
+            header, _ = peer.next()
+            peer.fail(header.channel, Fault.INTERNAL, "as scripted")
+
+    hasty = ClientSettings(timeout=0.5)
+    with (
+        ScriptedServer(refuses) as server,
+        clients_of(hasty) as clients,
+        pytest.raises(ServiceUnavailableError, match="as scripted") as raised,
+    ):
+        clients.client(server.address).report_damage(OUTPUT, "far", 5, 2)
+    assert raised.value.refused is not None
+    assert raised.value.refused.file == OUTPUT.file_in("far").data_path
 
 
 def test_a_question_is_asked_again_when_the_connection_breaks() -> None:

@@ -109,8 +109,10 @@ WAYS = [
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """Two tasks at a time, each of which may fail three times."""
-    session = Session(tmp_path_factory.mktemp("faults"), True, {"spark.master": "local[2,4]"})
+    """Two tasks at a time, each of which may fail three times. The time-out is one that the engine
+    understands, and Spark does not."""
+    settings = {"spark.master": "local[2,4]", "spark.sortshuffle.service.timeout": "1.5min"}
+    session = Session(tmp_path_factory.mktemp("faults"), True, settings)
     try:
         yield session
     finally:

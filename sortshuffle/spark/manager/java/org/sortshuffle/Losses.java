@@ -109,7 +109,13 @@ final class Losses {
 
     /** Nanoseconds. */
     private static long patience() {
-        long timeout = SparkEnv.get().conf().getTimeAsSeconds("spark.sortshuffle.service.timeout", "60s");
+        long timeout;
+        try {
+            timeout = SparkEnv.get().conf().getTimeAsSeconds("spark.sortshuffle.service.timeout", "60s");
+        } catch (
+                NumberFormatException e) { // such as 2.5min, which the engine understands, and Spark does not
+            timeout = LEAST_SECONDS;
+        }
         return 1_000_000_000L * Math.max(LEAST_SECONDS, TIMEOUTS * timeout);
     }
 
