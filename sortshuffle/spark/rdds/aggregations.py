@@ -329,9 +329,10 @@ class GroupTable(Table):
         return list(map(self.groups.__getitem__, keys))
 
     def clear(self) -> None:
-        # values that long groups have in memory are not counted from here on; `put_aside_long` finds them
+        mean = self._value_bytes / max(1, self._values)
         self.groups = defaultdict(list, self.long)
-        self._values, self._value_bytes = 0, 0.0
+        self._values = sum(group.in_memory for group in self.long.values())
+        self._value_bytes = self._values * mean
         self._key_bytes = float(sum(map(heap_bytes, self.long)))
         self._hold()
 

@@ -117,9 +117,14 @@ class _Spill:
         held = self._charge()
         if held <= self._memory.limit or held < self._least:
             return
-        if not self._put_aside_long() and self._level < DEEPEST:
+        limit = self._memory.limit
+        freed = self._put_aside_long(limit // LONG_SHARE)
+        if freed < limit // WORTH_A_SPILL and self._level < DEEPEST:
             for at, table in enumerate(self._tables):
                 self._put_aside(at, table)
+            # of very many long groups the last values, too, would fill the memory
+            if self._charge() > limit // WORTH_A_SPILL:
+                self._put_aside_long(1)
         self._least = self._charge() + self._memory.limit // WORTH_A_SPILL
 
     def finish(self) -> list[_Bucket] | None:
@@ -130,6 +135,7 @@ class _Spill:
             return None
         for at, table in enumerate(self._tables):
             self._put_aside(at, table)
+        self._put_aside_long(1)  # the next level does not count what long groups have in memory
         if self._long is not None:
             self._long.finish()
         parts: list[list[list[SpilledPart]]] = [
@@ -153,12 +159,11 @@ class _Spill:
         self._memory.charge(held)
         return held
 
-    def _put_aside_long(self) -> bool:
-        """Spill the values of long groups. Return whether that freed enough."""
-        limit = self._memory.limit
+    def _put_aside_long(self, least: int) -> int:
+        """Spill the values that long groups have in memory, if they take ``least`` bytes. Return how many
+        bytes that freed, estimated. After `_put_aside` the tables have no other groups."""
         groups = [table for table in self._tables if isinstance(table, GroupTable)]
-        freed = sum(table.put_aside_long(limit // LONG_SHARE, self._file_of_long) for table in groups)
-        return freed >= limit // WORTH_A_SPILL
+        return sum(table.put_aside_long(least, self._file_of_long) for table in groups)
 
     def _file_of_long(self) -> RecordSpillFile:
         if self._long is None:

@@ -189,6 +189,31 @@ def test_a_group_longer_than_the_memory_is_read_from_disk_as_often_as_asked(
     assert not list(files.directory.iterdir())
 
 
+def test_the_last_values_of_very_many_long_groups_do_not_fill_the_memory(files: Files) -> None:
+    """Each group's are too few to be put aside alone."""
+    text, keys, memory = "x" * 100, range(50), 256 * KIB
+    pairs = [(key, f"{n:03}{text}") for key in keys for n in range(300)]  # each makes its group long
+    pairs += [(key, f"{n:03}{text}") for n in range(300, 410) for key in keys]
+    tables: list[GroupTable] = []
+    most = 0
+
+    def table() -> GroupTable:
+        tables.append(GroupTable())
+        return tables[-1]
+
+    def watched() -> Iterator[Chunk]:
+        nonlocal most
+        for chunk in chunked(pairs, 100):
+            yield chunk
+            groups = tables[0].groups.values()
+            most = max(most, sum(getattr(each, "in_memory", len(each)) for each in groups))
+            assert tables[0].held >= 0
+
+    found = results(merging(table, files, memory), [watched()])
+    assert most * len(pickle.dumps(text)) < memory
+    assert found == {key: [[f"{n:03}{text}" for n in range(410)]] for key in keys}
+
+
 def test_what_a_key_had_before_its_group_was_long_is_found_again(files: Files) -> None:
     rounds = 30
     pairs = [pair for n in range(rounds) for pair in [("hot", n), *((k, n) for k in range(400))]]
