@@ -138,8 +138,9 @@ class Exchange:
         with self._sizes_lock:
             if self._sizes is None:
                 service = self.upstream.context.host_service()
+                control = self.control()  # places the exchange, which may then have fewer subpartitions
                 counts = {self.number: self.subpartitions}
-                self._sizes = measure_sizes(self.control(), counts, service)[self.number]
+                self._sizes = measure_sizes(control, counts, service)[self.number]
             return self._sizes
 
     def measured(self, sizes: Sizes) -> None:

@@ -463,6 +463,15 @@ def test_a_writer_looks_at_the_arguments_by_their_names(
         spark.sql("drop table named")
 
 
+def test_sizes_are_those_of_the_ranges_that_there_are(spark: SparkSession) -> None:
+    rows = spark.range(0, 1000, 1, 2).selectExpr("id % 2 as k", "id")
+    frame: Any = sortshuffle.frame(rows).repartitionByRange(8, "k")
+    (exchange,) = frame._chain.origin.exchanges()
+    sizes = exchange.sizes()
+    assert len(sizes.totals) == exchange.placed_partitions() == 3  # nothing is above the largest key
+    assert 0 == min(sizes.totals) < sizes.median == max(sizes.totals)
+
+
 def test_the_bytes_that_a_coalesced_stage_wrote_are_known(numbers: DataFrame) -> None:
     frame: Any = sortshuffle.frame(numbers).repartition("k").mapInArrow(same, numbers.schema)
     placed = frame.repartition(4, "s")

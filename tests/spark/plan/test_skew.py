@@ -84,13 +84,19 @@ def test_what_one_map_task_wrote_is_not_cut() -> None:
 
 
 def test_large_is_what_is_above_the_factor_and_the_threshold() -> None:
-    sizes = Sizes((10 * MIB, 0, 50 * MIB, 300 * MIB, 9 * MIB), {})
+    sizes = Sizes((10 * MIB, 0, 50 * MIB, 300 * MIB, 9 * MIB), {2: {}, 3: {}})
     assert sizes.median == 10 * MIB
     assert sizes.large(Options(skew_factor=5.0)) == [3]
     assert sizes.large(Options(skew_factor=5.0, skew_threshold=MIB)) == [3]
     assert sizes.large(Options(skew_factor=4.9, skew_threshold=MIB)) == [2, 3]
     assert sizes.large(Options(skew_factor=40.0)) == []
     assert Sizes((0, 0, 0, KIB), {}).median == 1
+
+
+def test_what_the_writer_did_not_measure_by_map_output_is_not_large() -> None:
+    """Its threshold was higher than the reader's."""
+    sizes = Sizes((10 * MIB, 0, 50 * MIB, 300 * MIB, 9 * MIB), {3: {0: 300 * MIB}})
+    assert sizes.large(Options(skew_factor=4.9, skew_threshold=MIB)) == [3]
 
 
 def test_a_slice_takes_its_map_outputs_of_one_exchange_and_all_of_others() -> None:
