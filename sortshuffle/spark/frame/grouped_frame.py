@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from sortshuffle.errors import ColumnError, UnsupportedError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.frame.delegation import delegating
-from sortshuffle.spark.frame.two_sided import TwoSidedFrame, attempt, copied
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame, attempt, columns_in, copied
 from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
 from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.operators import aggregates
@@ -158,6 +158,7 @@ class GroupedFrame(GroupedData):
             return by_spark()
 
         def aggregate(frame: Any) -> Any:
+            frame._check_columns(list(columns_in(args)))  # `operator` looks them up by name
             groups = self._groups(frame)
             return frame._derive(operator(groups.rows, groups.keys, frame._twin))
 

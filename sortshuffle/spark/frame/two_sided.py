@@ -560,18 +560,19 @@ def _checked(
     """Call an operator of Python's side, after `_check_columns` if it looks columns up by name."""
     if method.__name__ not in _READS_ANALYSIS:
         values = [*args, *kwargs.values()]
-        frame._check_columns(list(_columns_in(values)), list(_frames_in(values)))
+        frame._check_columns(list(columns_in(values)), list(_frames_in(values)))
     return method(frame, *args, **kwargs)
 
 
-def _columns_in(values: Iterable[Any]) -> Iterator[Column]:
+def columns_in(values: Iterable[Any]) -> Iterator[Column]:
+    """Yield the columns among the arguments of a call, also those in lists, tuples and dicts."""
     for value in values:
         if isinstance(value, Column):
             yield value
         elif isinstance(value, Mapping):
-            yield from _columns_in(value.values())
+            yield from columns_in(value.values())
         elif isinstance(value, list | tuple):
-            yield from _columns_in(value)
+            yield from columns_in(value)
 
 
 def has_arrow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

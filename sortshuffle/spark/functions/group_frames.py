@@ -26,6 +26,7 @@ import pyarrow.types as at
 from pyspark.sql import types as st
 
 from sortshuffle.compute.groups.groups import GroupRun
+from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared
@@ -111,15 +112,26 @@ class FrameCollector:
 
     def flush(self) -> Batches:
         """Convert all collected frames to batches."""
+        parts = self._parts
+        self._parts, self._rows = [], 0
+        if not parts:
+            return
+        try:
+            together = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            batches = list(self._converted(together))
+        except SchemaMismatchError:
+            if len(parts) == 1:
+                raise
+            # a column of objects may have text in one frame and numbers in another; each alone converts
+            batches = [batch for part in parts for batch in self._converted(part)]
+        yield from batches
+
+    def _converted(self, columns: list[Any]) -> Batches:
         import pandas as pd
 
-        if not self._parts:
-            return
-        columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
         frame = pd.DataFrame(dict(zip(self._names, columns, strict=True)))
-        self._parts, self._rows = [], 0
         by_name = self._conf.assign_by_name
-        yield from from_frame(frame, list(frame.columns), by_name, self._declared, self._conf)
+        return from_frame(frame, list(frame.columns), by_name, self._declared, self._conf)
 
     def _columns(self, frame: Any) -> list[Any] | None:
         """Copy each column of ``frame``; None if the frame must be converted separately."""

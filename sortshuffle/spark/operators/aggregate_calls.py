@@ -138,11 +138,14 @@ def _of_node(node: Node, shown: str, schema: StructType, case_sensitive: bool) -
 
 
 def _is_row_count(node: Call) -> bool:
-    """Return whether a call is count(*), or the count of a constant that is not null."""
+    """Return whether a call is count(*) or count(1), which have one name. The counts of other constants have
+    names of their own."""
     if node.function != "count" or node.distinct or len(node.arguments) != 1:
         return False
     (argument,) = node.arguments
-    return isinstance(argument, Star) or (isinstance(argument, Literal) and argument.value is not None)
+    if isinstance(argument, Literal):
+        return type(argument.value) is int and argument.value == 1  # true is no 1
+    return isinstance(argument, Star)
 
 
 def _without_flag(node: Call, shown: str) -> tuple[tuple[Node, ...], bool]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -223,6 +224,18 @@ def _check_key(rows: Rows, position: int) -> None:
         ) from None
 
 
+_DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
+"""In the metadata of a table's column: its type as declared. The type of the column itself is string."""
+
+
+def _check_padding(fields: Sequence[StructField]) -> None:
+    """Raise `ColumnError` if Spark pads a key for the comparison: CHAR columns of different lengths."""
+    kinds = [str(field.metadata.get(_DECLARED, "")) for field in fields]
+    if kinds[0] != kinds[1] and all(re.search(r"\bchar\(", each) for each in kinds):
+        names = [f"{field.name} {kind}" for field, kind in zip(fields, kinds, strict=True)]
+        raise ColumnError(f"{' and '.join(names)} are of different lengths, which only Spark compares")
+
+
 def _widened(
     left: Rows, right: Rows, pairs: Sequence[Pair], output: tuple[OutputColumn, ...]
 ) -> tuple[Rows, Rows, list[Pair], tuple[OutputColumn, ...]]:
@@ -233,6 +246,7 @@ def _widened(
     for pair in pairs:
         places = (pair.left, pair.right)
         fields = [side.schema.fields[at] for side, at in zip(sides, places, strict=True)]
+        _check_padding(fields)
         if fields[0].dataType.simpleString() == fields[1].dataType.simpleString():
             continue
         wires = [side.chain.wire.field(at).type for side, at in zip(sides, places, strict=True)]

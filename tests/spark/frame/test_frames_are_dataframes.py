@@ -228,6 +228,18 @@ Sides = Callable[[DataFrame, DataFrame], Any]
 CALLS: dict[str, Sides] = {
     "the right key of a left join": lambda a, b: a.join(b, "id", "left").select(b.id),
     "a count of the right key": lambda a, b: a.join(b, "id", "left").groupBy("id").agg(sf.count(b.id)),
+    "a count of the hidden right key": lambda a, b: (
+        a.join(b.withColumnRenamed("k", "w"), "id", "left").groupBy("k").agg(sf.count(b.id).alias("n"))
+    ),
+    "a count of the hidden left key": lambda a, b: (
+        b.join(a.withColumnRenamed("k", "w"), "id", "right").groupBy("w").agg(sf.count(b.id).alias("n"))
+    ),
+    "a sum of a column that was replaced": lambda a, b: (
+        a.withColumn("k", sf.col("k") + 1).groupBy("id").agg(sf.sum(a.k))
+    ),
+    "counts of constants": lambda a, b: a.groupBy("k").agg(
+        sf.count(sf.lit("x")), sf.count(sf.lit(1)), sf.count(sf.lit(True)), sf.count("*").alias("n")
+    ),
     "an anti join by nulls": lambda a, b: a.join(b, "id", "left").filter(b.id.isNull()),
     "a drop of the right key": lambda a, b: a.join(b, "id").drop(b.id),
     "a drop of a column that was renamed": lambda a, b: a.select(a.id.alias("k"), a.k.alias("id")).drop(a.id),

@@ -157,6 +157,15 @@ def test_a_list_that_is_changed_afterwards_is_taken_as_it_was() -> None:
     assert [row["a"] for row in rows_of([*batches, *collector.flush()])] == [[1, 2]]
 
 
+def test_objects_of_one_column_may_be_of_another_type_in_each_frame() -> None:
+    """Together they do not convert."""
+    values: list[Any] = ["12", 34, 5.0, "6"]
+    frames = [pd.DataFrame({"k": pd.Series([each], dtype=object), "v": [0.5], "s": ["x"]}) for each in values]
+    alone = [row for frame in frames for row in rows_of(list(from_group_frame(frame, declared(PLAIN), CONF)))]
+    assert rows_of(collected(frames, declared(PLAIN))) == alone
+    assert [row["k"] for row in alone] == [12, 34, 5, 6]
+
+
 def test_by_position_frames_may_have_any_labels() -> None:
     frames = [pd.DataFrame([[number, 0.5, "x"]]) for number in range(3)]
     assert [row["k"] for row in rows_of(collected(frames, declared(PLAIN)))] == [0, 1, 2]

@@ -251,6 +251,30 @@ def test_spark_joins_what_python_cannot(spark: SparkSession) -> None:
         assert_handed_to_spark(ours[0].join(ours[1], on, how), left.join(right, on, how), "join")
 
 
+def test_spark_joins_by_char_columns_of_different_lengths(spark: SparkSession) -> None:
+    """It pads the shorter one for the comparison."""
+    kinds = {"two": "char(2)", "two_too": "char(2)", "five": "char(5)", "most": "varchar(5)"}
+    frames = {}
+    try:
+        for name, kind in kinds.items():
+            spark.sql(f"create table joined_{name} ({name} {kind}, v_{name} int) using parquet")
+            spark.sql(f"insert into joined_{name} values ('ab', 1), ('c', 2)")
+            frames[name] = spark.table(f"joined_{name}")
+        left = frames.pop("two")
+        for name, right in frames.items():
+            plain = left.join(right, left.two == right[name])
+            on = sf.col("two") == sf.col(name)
+            ours = sortshuffle.frame(left).join(sortshuffle.frame(right), on)
+            if name == "five":
+                assert_handed_to_spark(ours, plain, "join")
+                assert plain.count() == 2
+            else:
+                assert differences_of(ours, plain) == []
+    finally:
+        for name in kinds:
+            spark.sql(f"drop table if exists joined_{name}")
+
+
 def test_the_other_side_may_be_an_ordinary_dataframe(sides: Sides) -> None:
     joined = sides.left_frame.join(sides.right, ["i", "st"], "left")
     assert differences_of(joined, sides.left.join(sides.right, ["i", "st"], "left")) == []
