@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import UserList
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -279,7 +280,8 @@ def test_records_are_written_as_a_list(home: Home, records: Any, said: str) -> N
             output.write(records)
         output.write((1, 2))
         output.write(range(3, 5))
-        assert read([output.finish()], 0) == [1, 2, 3, 4]
+        output.write(UserList([5, 6]))
+        assert read([output.finish()], 0) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -522,6 +524,24 @@ def test_columns_of_dictionaries_are_refused(home: Home, kind: pa.DataType) -> N
     """A message of theirs has no dictionary, so nobody could read it."""
     schema = pa.schema([("k", pa.int64()), ("word", kind)])
     with pytest.raises(UnsupportedError, match=r"the column word has a dictionary.* cast .*value type"):
+        open_output(home, GlobalSelector(), 0, schema=schema)
+    assert names(home.path) == ["owner.json"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(),
+        pa.list_(pa.binary_view()),
+        pa.list_view(pa.int64()),
+        pa.struct([("deep", pa.large_list_view(pa.int64()))]),
+    ],
+    ids=str,
+)
+def test_columns_of_views_are_refused(home: Home, kind: pa.DataType) -> None:
+    """Each message of theirs would have the text of the whole batch."""
+    schema = pa.schema([("k", pa.int64()), ("word", kind)])
+    with pytest.raises(UnsupportedError, match=r"the column word has views .* cast .* without views"):
         open_output(home, GlobalSelector(), 0, schema=schema)
     assert names(home.path) == ["owner.json"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -74,21 +74,31 @@ def expect_sendable(event: object) -> None:
         raise UsageError(f"{event!r} is no event: send SUPERSTEP, a Barrier or a UserEvent")
 
 
-def expect_no_dictionary(schema: pa.Schema) -> None:
-    """Refuse dictionary columns: messages are written without dictionaries, so they could not be read."""
+def expect_storable(schema: pa.Schema) -> None:
+    """Refuse columns that cannot be stored: of dictionaries, which messages do not have; and of views, each
+    message of which would have all text of the batch that it is a part of."""
     for field in schema:
-        if _has_dictionary(field.type):
+        if _has(pat.is_dictionary, field.type):
             raise UnsupportedError(
                 f"the column {field.name} has a dictionary ({field.type}), which is not stored: cast the"
                 " column to its value type"
             )
+        if any(_has(is_view, field.type) for is_view in _VIEWS):
+            raise UnsupportedError(
+                f"the column {field.name} has views ({field.type}), which are not stored: cast the column to"
+                " the type without views"
+            )
 
 
-def _has_dictionary(kind: pa.DataType) -> bool:
+_VIEWS = (pat.is_string_view, pat.is_binary_view, pat.is_list_view, pat.is_large_list_view)
+
+
+def _has(is_one: Callable[[pa.DataType], bool], kind: pa.DataType) -> bool:
+    """Return whether a type, or one within it, is of this kind."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _has_dictionary(kind.storage_type)
+        return _has(is_one, kind.storage_type)
     within = (kind.field(number).type for number in range(kind.num_fields))
-    return pat.is_dictionary(kind) or any(map(_has_dictionary, within))
+    return bool(is_one(kind)) or any(_has(is_one, each) for each in within)
 
 
 def text_of_schema(schema: pa.Schema) -> str:

@@ -16,9 +16,9 @@ from sortshuffle.engine.checks import (
     as_int,
     expect_columns,
     expect_keys,
-    expect_no_dictionary,
     expect_sendable,
     expect_sequence,
+    expect_storable,
     text_of_schema,
     type_name,
 )
@@ -244,7 +244,7 @@ class _NoKeys:
 
 
 def _row_layout(selector: KeySelector, schema: pa.Schema, options: Options) -> PartitionLayout:
-    expect_no_dictionary(schema)
+    expect_storable(schema)
     expect_columns(selector, len(schema), "batches")
     payload = ArrowPayload.of(schema, options)
     return PartitionLayout(payload, cast(ChannelSelector, selector), options.buffer_size)

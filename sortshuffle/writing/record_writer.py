@@ -227,7 +227,7 @@ class _HeldRecords:
         if not self._count:
             self._columns = [[] for _ in columns]
         for held, column in zip(self._columns, columns, strict=True):
-            held += column
+            held.extend(column)
         self._ids.append(ids)
         if len(self._ids) > MOST_PIECES:
             self._ids = [np.concatenate(self._ids)]
