@@ -280,6 +280,8 @@ def test_every_package_is_found() -> None:
         ("sortshuffle.storage.writer", {"numpy", "xxhash"}),
         ("sortshuffle.engine", {"numpy", "pyarrow", "xxhash"}),
         ("sortshuffle.cli.main", set()),
+        # which each session of PySpark's waits for
+        ("sortshuffle.spark.frame.shuffle_session", HEAVY - {"pandas"}),
     ],
 )
 def test_importing_a_module_does_not_load_what_it_can_do_without(module: str, allowed: set[str]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_schema import file_fields
@@ -83,6 +82,9 @@ class Pruning:
         partition = self.partitions.get(parent_of(file.path), ())
         guarantee = known_values(partition)
         options: dict[str, Any] = {} if guarantee is None else {"partition_expression": guarantee}
+        # here, because it loads pandas: 0.4 s of a session that may need neither
+        import pyarrow.dataset as ds
+
         fragment = ds.ParquetFileFormat().make_fragment(file.path, filesystem, **options)
         with readable(file.path):
             metadata = fragment.metadata

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 _CONDITION_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError)
 
@@ -56,6 +55,9 @@ def can_match(condition: Any, guarantee: Any, schema: pa.Schema) -> bool:
     """Return whether rows can satisfy the condition if ``guarantee``, None for none, is true of them."""
     if guarantee is None:
         return True
+    # here, because it loads pandas: 0.4 s of a session that may need neither
+    import pyarrow.dataset as ds
+
     nowhere = pa.fs.LocalFileSystem()
     try:
         fragment = ds.ParquetFileFormat().make_fragment("", nowhere, partition_expression=guarantee)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
 
 from sortshuffle.spark.conforming import conform
@@ -51,6 +50,9 @@ class WithColumns(PerBatchStep):
 
 def evaluate(batch: pa.RecordBatch, expressions: Sequence[Any], names: Sequence[str]) -> pa.Table:
     """Evaluate expressions over the columns of ``batch``. Raises whatever Arrow raises."""
+    # here, because it loads pandas: 0.4 s of a session that may need neither
+    import pyarrow.acero as acero
+
     rows = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
     columns = acero.Declaration("project", acero.ProjectNodeOptions(expressions, list(names)))
     return acero.Declaration.from_sequence([rows, columns]).to_table(use_threads=False)
