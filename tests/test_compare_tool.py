@@ -236,6 +236,7 @@ def test_the_jar_is_built_for_this_package_alone_and_each_system_does_what_it_ca
 
         command.compare = compared
         command.why_no_groups = str
+        command.python_of = lambda name: name
         command.write_record = command.print_table = lambda *_: None
         harness.build_jar = lambda: print("jar")
         for line in sys.argv[1:]:
@@ -273,6 +274,26 @@ def test_the_jar_is_built_for_this_package_alone_and_each_system_does_what_it_ca
         fewer = "\nexchange: exchange of 10 M rows (0.7 GB), 64 partitions, but 500 times fewer rows"
         expected += [f"> {line}", "jar", fewer, f"exchange 1 {able}", "False"]
     assert told(program, *lines) == "\n".join(expected) + "\n"
+
+
+def test_what_cannot_be_installed_ends_the_run_before_it_begins() -> None:
+    program = """
+        import harness
+        import systems.__main__ as command
+        from systems.environments import InstallError
+
+        def fails(name):
+            raise InstallError(f"pip install {name} failed")
+
+        command.why_no_groups = str
+        command.python_of = fails
+        command.compare = print
+        try:
+            command.main(["--case", "join", "--system", "dask"], standalone_mode=False)
+        except SystemExit as ended:
+            print(ended.code)
+    """
+    assert told(program) == "pip install dask failed\nCompare without it: name the others by --system\n"
 
 
 def test_a_record_counts_for_the_page_if_all_systems_that_can_took_part() -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sortshuffle.errors import DataLossError
+from sortshuffle.errors import DataLossError, SortShuffleError
 from sortshuffle.format.buffer import DataType, StoredBuffer, scan_extent
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import Codec
@@ -136,8 +136,10 @@ class BlockReader:
         except LostBlocksError as others:
             lost.update(others.blocks)
             is_reachable = others.is_reachable
-        except (OSError, RuntimeError) as problem:  # then report only the known loss
+        except (OSError, RuntimeError, SortShuffleError, MemoryError) as problem:  # then only the known loss
             _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
+        # `locate` has found it again if its index is sound
+        self._outputs.forget(self._request.blocks[number].file_id)
         return LostBlocksError(sorted(lost), str(error), is_reachable)
 
     def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:

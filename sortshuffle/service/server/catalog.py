@@ -65,10 +65,6 @@ class Catalog:
         self._lock = threading.Lock()
         self._lost: dict[bytes, None] = {}  # ids, the oldest first
 
-    def roots(self) -> tuple[str, ...]:
-        """Return the directories that are served now."""
-        return tuple(self._roots())
-
     def homes(self, application: str) -> list[str]:
         """Return the homes of an application's executors, live or not."""
         return [

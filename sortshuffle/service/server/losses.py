@@ -47,7 +47,8 @@ class Losses:
 
     ``spark_directories``: returns Spark's local directories of the application, or those above them that
     Spark makes for it alone. They are searched if no home names the map output's owner. Others must not be:
-    attempts of all applications are numbered from 0, and Spark's files do not say whose they are.
+    attempts of all applications are numbered from 0, and Spark's files do not say whose they are. A service
+    that nobody has registered with (`sortshuffle serve`) knows none: then nothing is done for a lost home.
     """
 
     def __init__(self, catalog: Catalog, spark_directories: SparkDirectories = no_directories) -> None:

@@ -104,11 +104,13 @@ def _of_names(name: str, function: str, schema: StructType, case_sensitive: bool
 def _of_column(column: Column, schema: StructType, case_sensitive: bool) -> Expression:
     node, shown = node_of(column), str(column).removeprefix("Column<'").removesuffix("'>")
     if isinstance(node, Alias):
-        return replace(_of_node(node.child, shown, schema, case_sensitive), alias=node.name)
+        return replace(_of_node(node.child, shown, schema, case_sensitive, True), alias=node.name)
     return _of_node(node, shown, schema, case_sensitive)
 
 
-def _of_node(node: Node, shown: str, schema: StructType, case_sensitive: bool) -> Expression:
+def _of_node(
+    node: Node, shown: str, schema: StructType, case_sensitive: bool, has_alias: bool = False
+) -> Expression:
     if isinstance(node, Other):
         raise UnsupportedError(
             f"{shown} is SQL text, a cast or the like, which is not read here: write it with functions of"
@@ -127,7 +129,7 @@ def _of_node(node: Node, shown: str, schema: StructType, case_sensitive: bool) -
         )
     arguments, ignore_nulls = _without_flag(node, shown)
     prefix = "DISTINCT " if node.distinct else ""
-    if _is_row_count(node):
+    if _is_row_count(node, has_alias):
         return Expression("count", (), False, False, "count(1)")
     columns = tuple(_position(each, shown, schema, case_sensitive) for each in arguments)
     names = ", ".join(_quoted(each) for each in arguments if isinstance(each, Attribute))
@@ -137,14 +139,15 @@ def _of_node(node: Node, shown: str, schema: StructType, case_sensitive: bool) -
     )
 
 
-def _is_row_count(node: Call) -> bool:
-    """Return whether a call is count(*) or count(1), which have one name. The counts of other constants have
-    names of their own."""
+def _is_row_count(node: Call, has_alias: bool) -> bool:
+    """Return whether a call is count(*) or count(1), which have one name; or, with an alias, the count of any
+    constant that is not null."""
     if node.function != "count" or node.distinct or len(node.arguments) != 1:
         return False
     (argument,) = node.arguments
     if isinstance(argument, Literal):
-        return type(argument.value) is int and argument.value == 1  # true is no 1
+        is_one = type(argument.value) is int and argument.value == 1  # true is no 1
+        return is_one or (has_alias and argument.value is not None)
     return isinstance(argument, Star)
 
 

@@ -30,8 +30,8 @@ class Sizes:
         return max(1, int(statistics.median(self.totals)))
 
     def large(self, options: Options) -> list[int]:
-        """Return the subpartitions that are large enough to be sliced. ``options``: of the reader. The sizes
-        by map index follow the writer's, whose threshold may be higher."""
+        """Return the subpartitions that are large enough to be sliced. ``options``: of the reader. Whoever
+        measured them by map index may have had a higher threshold."""
         least = max(self.median * options.skew_factor, options.skew_threshold)
         return [number for number, size in enumerate(self.totals) if size > least and number in self.by_map]
 

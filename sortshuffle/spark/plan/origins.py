@@ -313,8 +313,8 @@ class UnionOrigin(_OriginOfChains):
         """The rows of each input, planned so that Spark cannot coalesce their partitions later."""
         planner, sources = self.inputs[0].context.planner, self._sources
         rows = [sources[at] if at in sources else each.origin.rows() for at, each in enumerate(self.inputs)]
-        wrapped = side_by_side(rows)
-        return [planner.share(each.select(sf.lit(None).cast("long").alias("id"), "*")) for each in wrapped]
+        numbered = [each.select(sf.lit(None).cast("long").alias("id"), "*") for each in side_by_side(rows)]
+        return [each if at in sources else planner.share(each) for at, each in enumerate(numbered)]
 
     @once
     def _counts(self) -> tuple[int, ...]:

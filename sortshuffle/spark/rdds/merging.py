@@ -2,6 +2,7 @@
 
     chunks -> table --full--> values of long groups: to a file
                               if that frees too little, all other keys: to 32 buckets of another file, by hash
+                              if long groups hold an 8th of the memory even so, all their values: to the file
               --all chunks read, no buckets--> results
               --all chunks read, buckets-----> each bucket in the same way, one level deeper
 
@@ -16,7 +17,7 @@ groups need not.
 
 A group is long if it takes a 16th of the memory. It stays in its table when the others go to buckets, since
 otherwise its values would be read and written again at each level. After all chunks it goes to the bucket of
-its key, where it is merged with those of its values that were spilled before it became long.
+its key, without values in memory, and is merged with those that were spilled before it became long.
 """
 
 from __future__ import annotations

@@ -240,6 +240,9 @@ CALLS: dict[str, Sides] = {
     "counts of constants": lambda a, b: a.groupBy("k").agg(
         sf.count(sf.lit("x")), sf.count(sf.lit(1)), sf.count(sf.lit(True)), sf.count("*").alias("n")
     ),
+    "counts of constants with an alias": lambda a, b: a.groupBy("k").agg(
+        sf.count(sf.lit("x")).alias("n"), sf.count(sf.lit(None)).alias("none")
+    ),
     "an anti join by nulls": lambda a, b: a.join(b, "id", "left").filter(b.id.isNull()),
     "a drop of the right key": lambda a, b: a.join(b, "id").drop(b.id),
     "a drop of a column that was renamed": lambda a, b: a.select(a.id.alias("k"), a.k.alias("id")).drop(a.id),

@@ -70,6 +70,17 @@ def test_a_shuffle_goes_with_its_last_reader_when_the_next_stage_is_planned(spar
     assert shuffle not in shuffles(spark)
 
 
+@pytest.mark.usefixtures("at_once")
+def test_what_a_sample_in_fewer_partitions_reads_stays(spark: SparkSession) -> None:
+    frame = exchanged(spark)
+    plan = frame.union(frame).sample(0.9, 1).coalesce(2).toDF()
+    shuffle, count = shuffle_of(frame), plan.count()
+    del frame
+    assert shuffle in shuffles_that_stay(spark)
+    assert plan.rdd.getNumPartitions() == 2
+    assert plan.count() == count > ROWS
+
+
 def test_the_map_outputs_of_unused_shuffles_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
     """Also if jobs are over before the janitor has seen that Spark knows their map outputs."""
     spark.conf.set("spark.sortshuffle.dir", str(tmp_path))

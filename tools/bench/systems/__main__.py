@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterable
 
 import click
 import harness
 from control_group import why_no_groups
 
+from systems.environments import InstallError, python_of
 from systems.page import write_page
 from systems.results import print_table, table_of, write_record
 from systems.rounds import compare
@@ -35,9 +37,9 @@ ROUNDS = 5
 def main(
     cases: tuple[str, ...], systems: tuple[str, ...], rounds: int, quick: bool, peers: bool, page: bool
 ) -> None:
-    """Compare sortshuffle with other systems. Exits 1 if one gives a wrong answer or fails, if this package
-    takes part and its jar cannot be built, or if control groups cannot be made; a quick run exits 0 then,
-    without having done anything."""
+    """Compare sortshuffle with other systems. Exits 1 if one gives a wrong answer or fails, if one cannot be
+    installed, or this package's jar not be built, or if control groups cannot be made; a quick run exits 0
+    then, without having done anything."""
     if page:
         print(f"docs/comparison.md: {', '.join(write_page())}")
         return
@@ -49,10 +51,13 @@ def main(
     chosen = {*systems} or {*SYSTEMS} - ({*PEERS} if quick and not peers else set())
     if chosen & {*OURS}:  # the others need no jar, and no JDK
         harness.build_jar()
+    works = [work for work in WORKS if not cases or work.name in cases]
+    able_of = {work.name: [name for name in work.systems if name in chosen] for work in works}
+    _install(sorted({name for able in able_of.values() for name in able}))
     failed = False
-    for work in WORKS:
-        able = [name for name in work.systems if name in chosen]
-        if not able or (cases and work.name not in cases):
+    for work in works:
+        able = able_of[work.name]
+        if not able:
             continue
         print(f"\n{work.name}: {work.about}{_fewer(quick)}", flush=True)
         outcome = compare(work, able, 1 if quick else rounds, quick)
@@ -60,6 +65,15 @@ def main(
         print_table(table_of(work, outcome.turns, outcome.failures))
         failed |= bool(outcome.failures)
     sys.exit(failed)
+
+
+def _install(systems: Iterable[str]) -> None:
+    """Make the systems' environments before any turn: a record without some of them would be of no use."""
+    try:
+        for name in systems:
+            python_of(name)
+    except InstallError as error:
+        sys.exit(f"{error}\nCompare without it: name the others by --system")
 
 
 def _fewer(quick: bool) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from systems.environments import InstallError
 from systems.expected import expected_answer
 from systems.turn import Turn, TurnError, take_turn
 from systems.work import QUICK, Work
@@ -43,7 +42,7 @@ def _take(outcome: Outcome, work: Work, system: str, number: int, quick: bool, e
     try:
         turn = take_turn(system, work, fewer, warm_ups)
         _check(turn, expected)
-    except (TurnError, InstallError, OSError, ValueError) as error:
+    except (TurnError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         outcome.failures[system] = str(error)
         return

@@ -35,6 +35,9 @@ final class Losses {
     private static final int TIMEOUTS = 3;
     private static final long LEAST_SECONDS = 150;
 
+    /** In place of a time-out such as 2.5min, which the engine understands, and Spark does not. */
+    private static final long UNREAD_SECONDS = 300;
+
     /** By map index. */
     private final Map<Integer, Reports.LostOutput> found = new TreeMap<>();
 
@@ -112,9 +115,8 @@ final class Losses {
         long timeout;
         try {
             timeout = SparkEnv.get().conf().getTimeAsSeconds("spark.sortshuffle.service.timeout", "60s");
-        } catch (
-                NumberFormatException e) { // such as 2.5min, which the engine understands, and Spark does not
-            timeout = LEAST_SECONDS;
+        } catch (NumberFormatException e) {
+            timeout = UNREAD_SECONDS;
         }
         return 1_000_000_000L * Math.max(LEAST_SECONDS, TIMEOUTS * timeout);
     }
