@@ -116,15 +116,19 @@ class FrameCollector:
         self._parts, self._rows = [], 0
         if not parts:
             return
+        batches: list[pa.RecordBatch] | None = None
         try:
             together = [np.concatenate(column) for column in zip(*parts, strict=True)]
             batches = list(self._converted(together))
         except SchemaMismatchError:
             if len(parts) == 1:
                 raise
-            # a column of objects may have text in one frame and numbers in another; each alone converts
-            batches = [batch for part in parts for batch in self._converted(part)]
-        yield from batches
+        if batches is not None:
+            yield from batches
+            return
+        # a column of objects may have text in one frame and numbers in another; each alone converts
+        for part in parts:
+            yield from self._converted(part)
 
     def _converted(self, columns: list[Any]) -> Batches:
         import pandas as pd
