@@ -278,7 +278,6 @@ def test_the_jar_is_built_for_this_package_alone_and_each_system_does_what_it_ca
 
 def test_what_cannot_be_installed_ends_the_run_before_it_begins() -> None:
     program = """
-        import harness
         import systems.__main__ as command
         from systems.environments import InstallError
 

@@ -6,7 +6,12 @@ reports it to the JVM in a reply, and the JVM makes Spark run the map tasks agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from sortshuffle.errors import SortShuffleError
+
+_log = logging.getLogger(__name__)
 
 
 class LostBlocksError(Exception):
@@ -16,3 +21,19 @@ class LostBlocksError(Exception):
         super().__init__(why)
         self.blocks = tuple(blocks)
         self.is_reachable = is_reachable
+
+
+def with_all_lost(
+    known: Iterable[int], why: str, locate: Callable[[], None], shuffle: int
+) -> LostBlocksError:
+    """Return an error with the blocks that are known to be lost, by number, and all others that ``locate``
+    finds lost when it looks for the blocks of the request again."""
+    lost, is_reachable = set(known), True
+    try:
+        locate()
+    except LostBlocksError as others:
+        lost.update(others.blocks)
+        is_reachable = others.is_reachable
+    except (OSError, RuntimeError, SortShuffleError, MemoryError) as problem:  # then only the known ones
+        _log.warning("what else is lost of shuffle %d cannot be told: %s", shuffle, problem)
+    return LostBlocksError(sorted(lost), why, is_reachable)

@@ -19,14 +19,13 @@ Single-threaded: each connection has its own reader.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sortshuffle.errors import DataLossError, SortShuffleError
+from sortshuffle.errors import DataLossError
 from sortshuffle.format.buffer import DataType, StoredBuffer, scan_extent
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import Codec
@@ -34,7 +33,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
-from sortshuffle.service.jvm.lost_blocks import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError, with_all_lost
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
@@ -42,8 +41,6 @@ from sortshuffle.storage.files.grouping import in_groups
 
 # Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
-
-_log = logging.getLogger(__name__)
 
 
 class BlockReader:
@@ -130,17 +127,10 @@ class BlockReader:
             if isinstance(output, IndexedMapOutput):
                 self._outputs.forget(block.file_id)
         self._local.clear()
-        lost, is_reachable = {number}, True
-        try:
-            self.locate()
-        except LostBlocksError as others:
-            lost.update(others.blocks)
-            is_reachable = others.is_reachable
-        except (OSError, RuntimeError, SortShuffleError, MemoryError) as problem:  # then only the known loss
-            _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
+        all_lost = with_all_lost([number], str(error), self.locate, self._request.shuffle)
         # `locate` has found it again if its index is sound
         self._outputs.forget(self._request.blocks[number].file_id)
-        return LostBlocksError(sorted(lost), str(error), is_reachable)
+        return all_lost
 
     def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
         """Yield the records of the subpartitions ``first..end-1``, read extent by extent."""

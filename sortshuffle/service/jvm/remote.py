@@ -20,7 +20,6 @@ Owns its connections. The threads that `locate` starts end with it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -46,7 +45,7 @@ from sortshuffle.service.jvm.elsewhere import (
     IndexOrRecords,
     KnownElsewhere,
 )
-from sortshuffle.service.jvm.lost_blocks import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError, with_all_lost
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -67,7 +66,6 @@ MOST_REFUSED = 8
 # large index waits for its turn: at most a time-out for each index that is read first
 PATIENCE_FACTOR = 3
 
-_log = logging.getLogger(__name__)
 
 Answer: TypeAlias = IndexOrRecords | DataLossError | ServiceUnavailableError
 """The answer for a map output: its index or records, a loss, or a service that does not answer or refuses."""
@@ -190,15 +188,7 @@ class RemoteBlocks(BlocksElsewhere):
         for each in self._found:
             self._settings.known.indexes.forget(each.block.file_id)
         self._found.clear()
-        is_reachable = True
-        try:
-            self.locate()
-        except LostBlocksError as others:
-            lost.update(others.blocks)
-            is_reachable = others.is_reachable
-        except (OSError, RuntimeError) as problem:  # then report only the known losses
-            _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
-        return LostBlocksError(sorted(lost), why, is_reachable)
+        return with_all_lost(lost, why, self.locate, self._request.shuffle)
 
     def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
         """Return an error that names all blocks of services that do not answer, and other lost blocks."""

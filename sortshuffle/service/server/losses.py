@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, UsageError
 from sortshuffle.homes.loss import make_producer_run_again, remove_control_files
 from sortshuffle.homes.owner import Owner
 from sortshuffle.service.server.catalog import Catalog
+from sortshuffle.service.server.result_partition_manager import Roots
 from sortshuffle.service.wire.protocol import DamageReport, MapOutputAddress, Verdict
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -35,10 +36,7 @@ VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
 MOST_HANDLED = 4096  # handled map outputs to remember; handling one again costs some reads of the disk
 
 
-SparkDirectories = Callable[[], Iterable[str]]
-
-
-def no_directories() -> Iterable[str]:
+def no_directories() -> Sequence[str]:
     return ()
 
 
@@ -51,7 +49,7 @@ class Losses:
     that nobody has registered with (`sortshuffle serve`) knows none: then nothing is done for a lost home.
     """
 
-    def __init__(self, catalog: Catalog, spark_directories: SparkDirectories = no_directories) -> None:
+    def __init__(self, catalog: Catalog, spark_directories: Roots = no_directories) -> None:
         self._catalog = catalog
         self._spark_directories = spark_directories
         self._lock = threading.Lock()

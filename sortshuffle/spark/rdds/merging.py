@@ -119,14 +119,14 @@ class _Spill:
         if held <= self._memory.limit or held < self._least:
             return
         limit = self._memory.limit
-        freed = self._put_aside_long(limit // LONG_SHARE)
-        if freed < limit // WORTH_A_SPILL and self._level < DEEPEST:
+        worth = limit // WORTH_A_SPILL
+        if self._put_aside_long(limit // LONG_SHARE) < worth and self._level < DEEPEST:
             for at, table in enumerate(self._tables):
                 self._put_aside(at, table)
             # of very many long groups the last values, too, would fill the memory
-            if self._charge() > limit // WORTH_A_SPILL:
+            if self._charge() > worth:
                 self._put_aside_long(1)
-        self._least = self._charge() + self._memory.limit // WORTH_A_SPILL
+        self._least = self._charge() + worth
 
     def finish(self) -> list[_Bucket] | None:
         """Spill the rest and return the buckets, or return None if all keys are still in the tables."""
