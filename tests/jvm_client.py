@@ -171,13 +171,21 @@ class JvmClient:
 
     def ask(self, blocks: Sequence[Block], services: Sequence[str] = (HERE,), shuffle: int = SHUFFLE) -> None:
         """READ, without waiting for the answer."""
-        head = struct.pack("<iiii", shuffle, len(services), len(blocks), 0)
+        self._ask(blocks, services, shuffle, only_looks=0)
+
+    def _ask(self, blocks: Sequence[Block], services: Sequence[str], shuffle: int, only_looks: int) -> None:
+        head = struct.pack("<iiii", shuffle, len(services), len(blocks), only_looks)
         self.request(READ, head + texts(services) + b"".join(block.packed() for block in blocks))
 
     def read(
         self, blocks: Sequence[Block], services: Sequence[str] = (HERE,), shuffle: int = SHUFFLE
     ) -> Answer:
         self.ask(blocks, services, shuffle)
+        return self.answer()
+
+    def look(self, blocks: Sequence[Block], services: Sequence[str] = (HERE,)) -> Answer:
+        """READ, to know only what is lost."""
+        self._ask(blocks, services, SHUFFLE, only_looks=1)
         return self.answer()
 
     def remove(self, shuffle: int = SHUFFLE, services: Sequence[str] = ()) -> tuple[int, bytes]:

@@ -34,10 +34,10 @@ Tables = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def tpch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tables at scale 0.1: 600,000 lines."""
+    """The tables at scale 0.02: 120,000 lines."""
     directory = tmp_path_factory.mktemp("tpch")
     generator = Path(sys.executable).with_name("tpchgen-cli")
-    command = [generator, "parquet", "-s", "0.1", f"--tables={','.join(TABLES)}"]
+    command = [generator, "parquet", "-s", "0.02", f"--tables={','.join(TABLES)}"]
     subprocess.run([*command, f"--output-dir={directory}"], check=True, capture_output=True)
     return directory
 

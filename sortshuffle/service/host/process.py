@@ -32,13 +32,13 @@ JUST_NOW = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class RootsAtTime:
-    """What the registrations say. ``changed``: when they last changed, in ns since 1970. ``of_spark``:
-    Spark's directories of the application's executors."""
+    """What the registrations say. ``changed``: when they last changed, in ns since 1970.
+    ``spark_directories``: of the application's executors."""
 
     changed: int
     roots: tuple[str, ...]
     shared: SharedHomes
-    of_spark: tuple[str, ...] = ()
+    spark_directories: tuple[str, ...] = ()
 
 
 def main(directory: str, listening: int, local: int) -> None:
@@ -67,14 +67,15 @@ class RegisteredRoots:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        self._application = rendezvous.application_of(directory)
         self._last = RootsAtTime(0, (), SharedHomes(()))
 
     def __call__(self) -> tuple[str, ...]:
         return self._current().roots
 
-    def spark_directories(self) -> tuple[str, ...]:
-        """Return Spark's directories of the application's executors on this host."""
-        return self._current().of_spark
+    def spark_directories(self, application: str) -> tuple[str, ...]:
+        """Return Spark's directories of the application's executors on this host; none for any other."""
+        return self._current().spark_directories if application == self._application else ()
 
     def shared_homes(self) -> SharedHomes:
         """Return where map outputs that belong to the application lie."""

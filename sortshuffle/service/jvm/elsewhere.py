@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -87,6 +87,11 @@ class KnownElsewhere:
         self.small.forget(file_id)
         self.indexes.forget(file_id)
 
+    def forget_indexes(self, ids: Iterable[bytes]) -> None:
+        """Forget what may be lost by now. Records of small map outputs stay: they are in memory."""
+        for file_id in ids:
+            self.indexes.forget(file_id)
+
     def forget_all(self, shuffle: int) -> None:
         """Forget all map outputs of a removed shuffle."""
         self.small.forget_all(PartitionedFile.prefix_of(shuffle))
@@ -148,6 +153,10 @@ class BlocksElsewhere(ABC):
     @abstractmethod
     def locate(self) -> None:
         """Find all map outputs. Raises `LostBlocksError`."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Forget the indexes of these blocks, which `locate` then reads again."""
 
     @abstractmethod
     def pieces(self) -> Iterator[BytesLike]:

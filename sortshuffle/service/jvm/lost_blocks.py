@@ -13,9 +13,12 @@ from sortshuffle.errors import SortShuffleError
 
 _log = logging.getLogger(__name__)
 
+PROBLEMS = (OSError, RuntimeError, SortShuffleError, MemoryError)
+"""What may happen to a look for map outputs that says nothing about them."""
+
 
 class LostBlocksError(Exception):
-    """``blocks``: numbers of the lost blocks. ``is_reachable``: False if their service does not answer."""
+    """``blocks``: numbers of the lost blocks. ``is_reachable``: whether all services have answered."""
 
     def __init__(self, blocks: Sequence[int], why: str, is_reachable: bool = True) -> None:
         super().__init__(why)
@@ -34,6 +37,6 @@ def with_all_lost(
     except LostBlocksError as others:
         lost.update(others.blocks)
         is_reachable = others.is_reachable
-    except (OSError, RuntimeError, SortShuffleError, MemoryError) as problem:  # then only the known ones
+    except PROBLEMS as problem:  # then only the known ones
         _log.warning("what else is lost of shuffle %d cannot be told: %s", shuffle, problem)
     return LostBlocksError(sorted(lost), why, is_reachable)

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sortshuffle import calls
-from sortshuffle.errors import MissingDataError, Place
+from sortshuffle.errors import DataLossError, MissingDataError, Place
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import Index
@@ -99,8 +99,8 @@ class SmallMapOutput:
 
 class IndexedMapOutput:
     """A finished map output of this host that is open and read extent by extent. ``reader``: reads its data
-    file; ``entries``: of its index, shape (regions, subpartitions); ``bytes``: of each extent, int64, same
-    shape.
+    file, which has ``data_bytes`` bytes; ``entries``: of its index, shape (regions, subpartitions);
+    ``bytes``: of each extent, int64, same shape.
 
     Owns the reader. The last reference closes it: a map output that was forgotten may still be in use.
     """
@@ -110,11 +110,21 @@ class IndexedMapOutput:
         self.file_id = index.header.file_id
         self.codec = index.header.codec
         self.subpartitions = index.header.subpartitions
+        self.data_bytes = index.data_bytes
         self.reader = reader
         self.entries = index.entries
         self.bytes: npt.NDArray[np.int64] = index.entries["bytes"].astype(np.int64)
         self.kept_bytes = self.entries.nbytes + self.bytes.nbytes
         self.used_at = 0.0
+
+    def is_there(self) -> bool:
+        """Return whether the data file is still complete, and has its name. Reads nothing of a file. A system
+        error counts as no."""
+        try:
+            self.reader.expect_size(self.data_bytes)
+            return calls.stat(self.file.data_path).st_ino == calls.fstat(self.reader.fileno()).st_ino
+        except (OSError, DataLossError):
+            return False
 
     def __del__(self) -> None:
         self.reader.close()
@@ -305,6 +315,12 @@ class MapOutputs:
     def forget(self, file_id: bytes) -> None:
         """Forget a map output that is damaged or gone: the next request looks for it again."""
         self._known.forget(file_id)
+
+    def forget_gone(self, file_ids: Sequence[bytes]) -> None:
+        """Forget those of these map outputs whose files are gone or cut."""
+        for known in self._known.get_all(file_ids):
+            if isinstance(known, IndexedMapOutput) and not known.is_there():
+                self.forget(known.file_id)
 
     def remove(self, shuffle: int) -> None:
         """Delete all finished map outputs that a shuffle has now. A reader that has one open can go on

@@ -187,28 +187,30 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A request to read. ``services``: host:port of each service that has a block of the request."""
+    """A request to read. ``services``: host:port of each service that has a block of the request.
+    ``only_looks``: it wants no bytes, but to know which map outputs are lost."""
 
     shuffle: int
     services: tuple[str, ...]
     blocks: tuple[Block, ...]
+    only_looks: bool = False
 
     @staticmethod
     def unpack(body: bytes | bytearray) -> ReadRequest:
         """Unpack the body of a request. Raises `ProtocolError`."""
         if len(body) < _READ.size:
             raise ProtocolError(f"a request to read of {len(body)} bytes")
-        shuffle, service_count, block_count, nothing = _READ.unpack_from(body)
+        shuffle, service_count, block_count, only_looks = _READ.unpack_from(body)
         _expect_shuffle(shuffle)
-        if nothing:
-            raise ProtocolError(f"a request to read with {nothing} where 0 is expected")
+        if only_looks not in (0, 1):
+            raise ProtocolError(f"a request to read with {only_looks} where 0 or 1 is expected")
         services, position = _texts(body, _READ.size, service_count)
         if block_count < 0 or len(body) - position != block_count * _BLOCK.itemsize:
             raise ProtocolError(f"{block_count} blocks in {len(body) - position} bytes")
         rows = np.frombuffer(body, _BLOCK, block_count, position)
         if not _are_in_range(rows, len(services)):
             raise ProtocolError("a block that cannot be, or whose service is not named")
-        return ReadRequest(shuffle, services, tuple(map(Block._make, rows.tolist())))
+        return ReadRequest(shuffle, services, tuple(map(Block._make, rows.tolist())), bool(only_looks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ Single-threaded: each connection has its own reader.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,11 +34,13 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
-from sortshuffle.service.jvm.lost_blocks import LostBlocksError, with_all_lost
+from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, with_all_lost
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
 from sortshuffle.storage.files.grouping import in_groups
+
+_log = logging.getLogger(__name__)
 
 # Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
@@ -67,8 +70,23 @@ class BlockReader:
 
     def locate(self) -> None:
         """Find all map outputs. Raises `LostBlocksError` with all blocks that are lost, OSError."""
-        lost: list[int] = []
-        why = ""
+        lost: dict[int, str] = {}  # why, by number
+        try:
+            self._locate_local(lost)
+            if self._elsewhere is not None:
+                self._elsewhere.locate()
+        except LostBlocksError as error:
+            why = next(iter(lost.values()), str(error))
+            raise LostBlocksError((*lost, *error.blocks), why, error.is_reachable) from None
+        except PROBLEMS as problem:
+            if not lost:
+                raise
+            _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
+        if lost:
+            raise LostBlocksError(tuple(lost), next(iter(lost.values())))
+
+    def _locate_local(self, lost: dict[int, str]) -> None:
+        """Find the map outputs of this host, and note in ``lost`` those that are lost."""
         known = self._outputs.known([block.file_id for _, block in self._local_numbers])
         for (number, block), output in zip(self._local_numbers, known, strict=True):
             try:
@@ -76,15 +94,18 @@ class BlockReader:
                 check_range(block, found.subpartitions)
                 self._local.append((number, block, found))
             except DataLossError as error:
-                lost.append(number)
-                why = why or str(error)
+                lost[number] = str(error)
+
+    def look(self) -> None:
+        """Find all map outputs, also those that were known: they may be lost by now. Raises as `locate`."""
         if self._elsewhere is not None:
-            try:
-                self._elsewhere.locate()
-            except LostBlocksError as error:
-                raise LostBlocksError((*lost, *error.blocks), why or str(error), error.is_reachable) from None
-        if lost:
-            raise LostBlocksError(lost, why)
+            self._elsewhere.forget()
+        self._locate_again()
+
+    def _locate_again(self) -> None:
+        self._local.clear()
+        self._outputs.forget_gone([block.file_id for _, block in self._local_numbers])
+        self.locate()
 
     def pieces(self) -> Iterator[BytesLike]:
         """Yield the bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
@@ -123,12 +144,8 @@ class BlockReader:
     def _lost(self, number: int, error: DataLossError) -> LostBlocksError:
         """Return an error with this block and all others that are lost. The files of map outputs that were
         known already may have been cut or deleted since: so all are looked for again."""
-        for _, block, output in self._local:
-            if isinstance(output, IndexedMapOutput):
-                self._outputs.forget(block.file_id)
-        self._local.clear()
-        all_lost = with_all_lost([number], str(error), self.locate, self._request.shuffle)
-        # `locate` has found it again if its index is sound
+        all_lost = with_all_lost([number], str(error), self._locate_again, self._request.shuffle)
+        # the damaged one is known again, or still, if its index is sound
         self._outputs.forget(self._request.blocks[number].file_id)
         return all_lost
 

@@ -168,6 +168,9 @@ class RemoteBlocks(BlocksElsewhere):
         except ProtocolError as error:
             raise ProtocolError(f"the shuffle service at {service} breaks the protocol: {error}") from error
 
+    def forget(self) -> None:
+        self._settings.known.forget_indexes(block.file_id for _, block in self._blocks)
+
     def pieces(self) -> Iterator[BytesLike]:
         try:
             yield from self._pieces()
@@ -185,8 +188,7 @@ class RemoteBlocks(BlocksElsewhere):
     def _lost(self, place: Place, why: str) -> LostBlocksError:
         """Return an error with the blocks of this place's map output, and all that services report lost."""
         lost = self._blocks_of(place)
-        for each in self._found:
-            self._settings.known.indexes.forget(each.block.file_id)
+        self._settings.known.forget_indexes(each.block.file_id for each in self._found)
         self._found.clear()
         return with_all_lost(lost, why, self.locate, self._request.shuffle)
 

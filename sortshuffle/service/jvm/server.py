@@ -249,9 +249,12 @@ class JvmConnection:
         with closing(self._engine.read(request)) as reader:
             answer = _Answer(self._stream, reader)
             try:
-                reader.locate()
-                for piece in reader.pieces():
-                    answer.add(piece)
+                if request.only_looks:
+                    reader.look()
+                else:
+                    reader.locate()
+                    for piece in reader.pieces():
+                        answer.add(piece)
             except LostBlocksError as error:
                 status = Status.LOST if error.is_reachable else Status.UNREACHABLE
                 answer.end(pack_stream_error(status, str(error), error.blocks))

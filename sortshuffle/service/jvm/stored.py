@@ -99,6 +99,9 @@ class StoredBlocks(BlocksElsewhere):
         if losses:
             raise self._lost(losses, sizes)
 
+    def forget(self) -> None:
+        self._settings.known.forget_indexes(block.file_id for _, block in self._blocks)
+
     def pieces(self) -> Iterator[BytesLike]:
         try:
             yield from self._pieces()

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, UsageError
 from sortshuffle.homes.loss import make_producer_run_again, remove_control_files
 from sortshuffle.homes.owner import Owner
 from sortshuffle.service.server.catalog import Catalog
-from sortshuffle.service.server.result_partition_manager import Roots
 from sortshuffle.service.wire.protocol import DamageReport, MapOutputAddress, Verdict
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -36,20 +36,25 @@ VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
 MOST_HANDLED = 4096  # handled map outputs to remember; handling one again costs some reads of the disk
 
 
-def no_directories() -> Sequence[str]:
+SparkDirectories: TypeAlias = Callable[[str], Sequence[str]]
+"""Returns the directories of Spark's for an application."""
+
+
+def no_directories(application: str) -> Sequence[str]:
     return ()
 
 
 class Losses:
     """Judges reports of damage to map outputs in ``catalog``, and has lost ones written again.
 
-    ``spark_directories``: returns Spark's local directories of the application, or those above them that
+    ``spark_directories``: returns Spark's local directories of an application, or those above them that
     Spark makes for it alone. They are searched if no home names the map output's owner. Others must not be:
     attempts of all applications are numbered from 0, and Spark's files do not say whose they are. A service
-    that nobody has registered with (`sortshuffle serve`) knows none: then nothing is done for a lost home.
+    knows those of the application whose executors have registered with it, and `sortshuffle serve` knows
+    none: then nothing is done for a lost home.
     """
 
-    def __init__(self, catalog: Catalog, spark_directories: Roots = no_directories) -> None:
+    def __init__(self, catalog: Catalog, spark_directories: SparkDirectories = no_directories) -> None:
         self._catalog = catalog
         self._spark_directories = spark_directories
         self._lock = threading.Lock()
@@ -81,7 +86,7 @@ class Losses:
             if file not in others and spared.isdisjoint(_directories_of(file)):
                 make_producer_run_again(file)
         if not others:
-            remove_control_files(self._spark_directories(), output.attempt)
+            remove_control_files(self._spark_directories(output.application), output.attempt)
         with self._lock:
             self._handled[output] = None
             while len(self._handled) > MOST_HANDLED:

@@ -49,7 +49,7 @@ MOST_REGISTERED = 4096
 KEPT_INDEX_BYTES = 16 * MIB
 
 Roots = Callable[[], Sequence[str]]
-"""Returns the directories that are served now."""
+"""Returns the directories that are served now; called each time they are needed."""
 
 
 @dataclass(frozen=True, slots=True)

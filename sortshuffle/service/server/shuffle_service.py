@@ -34,7 +34,7 @@ from sortshuffle.service.server.connection import Surroundings
 from sortshuffle.service.server.errands import Errands, Remove
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.loop import EventLoop
-from sortshuffle.service.server.losses import Losses, no_directories
+from sortshuffle.service.server.losses import Losses, SparkDirectories, no_directories
 from sortshuffle.service.server.result_partition_manager import ResultPartitionManager, Roots
 from sortshuffle.service.server.server import Server
 from sortshuffle.service.server.transport import ServerTls
@@ -83,7 +83,7 @@ class ShuffleService:
         roots: Roots,
         settings: ServerSettings = ServerSettings(),
         remove: Remove | None = None,
-        spark_directories: Roots = no_directories,
+        spark_directories: SparkDirectories = no_directories,
     ) -> None:
         _expect_secret(listening, settings)
         context = settings.tls.context() if settings.tls else None

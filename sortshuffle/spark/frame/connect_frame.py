@@ -3,55 +3,28 @@ plan is made when a request to the server needs it.
 
 Columns of a frame name the id of its plan, and the server looks for it in the plan of a request. So a frame
 of Python's side has a `DeferredPlan` from the beginning, with an id. What Spark must do with the frame, it
-does on its shadow: a plan of the calls since the last function, in which the server finds all these ids.
+does on its shadow (`connect_shadow`), in which the server finds the ids of the frames before.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.connect import dataframe as connect
-from pyspark.sql.connect.plan import LogicalPlan
 
+from sortshuffle.spark.frame.connect_shadow import ConnectShadow, DeferredPlan
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.shadow import Shadow
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame
+from sortshuffle.spark.operators.expressions import column_name, references, resolve
 from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.session.requirements import plain_session
-
-
-class DeferredPlan(LogicalPlan):
-    """A plan with an id, of a DataFrame that ``make`` makes when the plan is sent to the server."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        super().__init__(None)
-        self._make = make
-        self._shared_id: int | None = None
-
-    @property
-    def _plan_id(self) -> int:
-        return super()._plan_id if self._shared_id is None else self._shared_id
-
-    def share_id(self, plan: LogicalPlan) -> None:
-        """Take the id of another plan of the same rows."""
-        self._shared_id = plan._plan_id
-
-    def plan(self, session: Any) -> Any:
-        relation = self._make()._plan.plan(session)
-        own = type(relation)()
-        own.CopyFrom(relation)
-        own.common.plan_id = self._plan_id
-        return own
-
-    @property
-    def observations(self) -> Any:
-        return self._make()._plan.observations
-
 
 # Methods of PySpark that read the rows: those that Python makes
 _ACTIONS = {"collect", "count", "explain", "first", "foreach", "foreachPartition", "head", "isEmpty", "show"}
@@ -61,6 +34,9 @@ _ACTIONS |= {"tail", "take", "toArrow", "toJSON", "toLocalIterator", "toPandas"}
 @delegating(connect.DataFrame, lambda frame, method, *_: frame._target(method))
 class ConnectFrame(ShuffleFrame, connect.DataFrame):
     """A frame of a session of Spark Connect."""
+
+    _shadow_class = ConnectShadow
+    _outline: Shadow | None = None  # has the columns of this base, and those below it
 
     def __init__(self, plan: Any, session: Any) -> None:
         self._runs, self._lock = [], threading.RLock()
@@ -73,7 +49,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         frame._session = session
         frame._support_repr_html = False
         frame._cached_schema = frame._cached_schema_serialized = frame._execution_info = None
-        frame._plan = DeferredPlan(frame._to_spark)
+        frame._plan = DeferredPlan(frame._to_spark, frame._without_stage)
         return frame
 
     @classmethod
@@ -92,11 +68,29 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
     def _for_spark(self) -> DataFrame:
         return self._shadow.dataframe() if self._is_in_python else self._to_spark()
 
+    def _without_stage(self) -> DataFrame:
+        """Return a DataFrame with the columns of this frame of Python's side, but not its rows."""
+        return self._twin if self._outline is None else self._outline.dataframe()
+
     def _set_shadow(self, shadow: Shadow) -> None:
-        if shadow.is_call:  # otherwise Spark would not make the frame's rows, and its own plan is the base
+        if shadow.is_call:
             super()._set_shadow(shadow)
+        else:
+            self._outline = shadow  # Spark would make other rows: the frame's own plan is the base
+        if shadow.is_call or shadow.base is None:
+            # the call's result, and the frame of Spark's side with these rows, have this frame's columns
             dataframe: Any = shadow.dataframe()
             self._plan.share_id(dataframe._plan)
+
+    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
+        super()._check_columns(columns, others)
+        # PySpark does not look whether the frame of ``frame["k"]`` has such a column
+        frames = {frame._plan._plan_id: frame for frame in (self, *others)}
+        for column in columns:
+            for number, reference in references(column):
+                if number in frames:
+                    case_sensitive = self._chain.context.case_sensitive
+                    resolve(column_name(reference), frames[number].schema, case_sensitive)
 
     @property
     def _twin(self) -> DataFrame:
@@ -105,7 +99,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         return empty_twin(context, self._chain.schema)
 
     def _first_shadow(self) -> Shadow:
-        return Shadow.of_plan(connect.DataFrame(self._plan, plain_session(self._session)))
+        return ConnectShadow.of_plan(connect.DataFrame(self._plan, plain_session(self._session)))
 
     def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ConnectFrame:
         """Keep the rows in Spark's cache. Spark makes those of calls after a function, as it will for the

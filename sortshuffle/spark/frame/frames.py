@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -30,6 +29,7 @@ def frame(df: DataFrame) -> ShuffleFrame:
         raise UsageError(f"frame() takes a DataFrame, not {type(df).__name__}")
     facts = DataFrameFacts.of(df)
     frame = frame_of(rows_of(df, facts), df.sparkSession)
+    frame._set_shadow(frame._shadow_class.of_plan(df))
     if facts.reads_files:
         frame._facts = facts
     return frame
@@ -45,10 +45,7 @@ def broadcast(frame: DataFrame) -> ShuffleFrame:
     """
     if not isinstance(frame, ShuffleFrame):
         raise UsageError(f"broadcast() takes a ShuffleFrame, not {type(frame).__name__}: wrap it in frame()")
-    in_python = frame._to_python("broadcast")
-    marked = in_python._derive(replace(in_python._rows, broadcast=True))
-    marked._set_shadow(in_python._shadow)
-    return marked
+    return frame._to_python("broadcast").hint("broadcast")
 
 
 def frame_of(rows: Rows, session: Any) -> ShuffleFrame:

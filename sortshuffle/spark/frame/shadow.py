@@ -10,15 +10,16 @@ With a JVM (`classic_shadow`):
     frame                                       its shadow
     what a function returns                     an empty DataFrame of that schema (`twin`)
     what an operator of Python's side returns   the same call on the shadows of its frames
-    of Spark's side, or planned for Spark       its plan, with its rows
+    of Spark's side, or in Spark's cache        its plan, with its rows
 
 Spark also finds columns that a selection dropped: ``f.select("id").filter(f.k > 1)``. It does so by changing
 the plan below, which rows from Python do not have. Such a call is made on the shadow, and then the rows are
 put into its plan (`with_rows`). They belong where the calls on shadows begin, at the *bases*: the results of
 functions, and of operators whose rows Spark would not make, or not the same.
 
-Over Spark Connect nothing is analysed before a request. So a shadow there has rows: a base's shadow is the
-plan of its own stage, and what Spark must do after it, it does with all calls since the base.
+Over Spark Connect (`connect_shadow`) nothing is analysed before a request. So a shadow there has rows: a
+base's shadow is the plan of its own stage, and what Spark must do after it, it does with all calls since the
+base.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Shadow:
 
     @classmethod
     def of_plan(cls, plan: DataFrame) -> Shadow:
-        """Return the shadow of a frame that Spark has planned."""
+        """Return the shadow of a frame whose rows are those of a plan of Spark's."""
         shadow = cls(None)
         shadow._made = plan
         return shadow
@@ -104,7 +105,8 @@ class Shadow:
     # ---- with a JVM ---------------------------------------------------------------------------------
 
     def replaced_by(self, plan: DataFrame) -> Shadow:
-        """Return the shadow of the same frame, after Spark has planned it as ``plan``."""
+        """Return the shadow of the same frame, whose rows Spark keeps from now on. ``plan``: as Spark planned
+        it."""
         return self
 
     def with_ids(self, plan: DataFrame) -> DataFrame:
@@ -112,8 +114,9 @@ class Shadow:
         return plan
 
     def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
-        """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""
-        return True
+        """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame. If so,
+        Python may look them up by name."""
+        raise NotImplementedError
 
     def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame | None:
         """Return ``result``, of a call on this shadow and others, with the rows of ``bases`` in its plan.

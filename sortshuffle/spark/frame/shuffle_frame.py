@@ -29,6 +29,7 @@ from sortshuffle.spark.frame.frame_writer import FrameWriter
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
 from sortshuffle.spark.frame.two_sided import (
     TwoSidedFrame,
+    columns_in,
     copied,
     python_exchange,
     python_function,
@@ -206,6 +207,7 @@ class ShuffleFrame(TwoSidedFrame):
 
     def _with_arrow(self, new: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
         """Return the frame with new columns, of which some are Arrow expressions."""
+        self._check_columns(list(columns_in(new.values())))
         frame = self._apply(columns.with_columns, new, self._twin)
         # Spark does not know Arrow's expressions, but their types
         types = {name: sf.lit(None).cast(frame.schema[name].dataType) for name in new}
@@ -508,6 +510,8 @@ class ShuffleFrame(TwoSidedFrame):
         already planned. Return this frame."""
         super().persist(storageLevel)
         self._is_kept = True
+        if self._is_in_python:  # Spark would make the rows again of what is below their plan
+            self._set_shadow(self._shadow.replaced_by(self._to_spark()))
         for chain in self._chains():
             if kept(chain) is None:
                 plan = self._to_spark()

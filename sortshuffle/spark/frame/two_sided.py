@@ -84,7 +84,7 @@ class TwoSidedFrame(DataFrame):
     # of `_plain`, `_read_at_once`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before the locks of
     # other frames
     _lock: threading.RLock
-    _shadow_class: type[Shadow] = Shadow
+    _shadow_class: type[Shadow]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(cls)  # the parent's would make an ordinary DataFrame
@@ -225,12 +225,8 @@ class TwoSidedFrame(DataFrame):
         with self._lock:
             if self._plain is None:
                 planned, shadow = self._planned(), self._own_shadow
-                if shadow is None:
-                    self._plain = planned
-                else:
-                    # columns of this frame, and of those that it was derived from, must resolve in it
-                    self._plain = shadow.with_ids(planned)
-                    self._own_shadow = shadow.replaced_by(self._plain)
+                # columns of this frame, and of those that it was derived from, must resolve in it
+                self._plain = planned if shadow is None else shadow.with_ids(planned)
             return self._plain
 
     def _planned(self) -> DataFrame:
@@ -560,7 +556,12 @@ def _checked(
     """Call an operator of Python's side, after `_check_columns` if it looks columns up by name."""
     if method.__name__ not in _READS_ANALYSIS:
         values = [*args, *kwargs.values()]
-        frame._check_columns(list(columns_in(values)), list(_frames_in(values)))
+        dataframes = [each for each in values if isinstance(each, DataFrame)]
+        others = [
+            each if isinstance(each, TwoSidedFrame) else frame._of_plain(each, frame.sparkSession)
+            for each in dataframes
+        ]
+        frame._check_columns(list(columns_in(values)), others)
     return method(frame, *args, **kwargs)
 
 

@@ -193,7 +193,7 @@ def _connect(node: Any) -> Node:
     kind = type(node).__name__
     if kind == "ColumnReference" and not node._is_metadata_column:
         return Attribute(node._unparsed_identifier)
-    if kind == "UnresolvedStar" and node._unparsed_target is None:
+    if kind == "UnresolvedStar" and node._unparsed_target is None and node._plan_id is None:
         return Star()
     if kind == "LiteralExpression" and isinstance(node._dataType, _PLAIN_LITERALS):
         return Literal(node._value)
@@ -204,6 +204,19 @@ def _connect(node: Any) -> Node:
     if kind == "SortOrder":
         return Sorted(_connect(node._child), not node._ascending, not node._nullsFirst)
     return Other(str(node))
+
+
+def references(column: Column) -> Iterator[tuple[int, Column]]:
+    """Yield the columns of DataFrames in a Column of Spark Connect that is a node other than `Other`, each
+    with the id of its DataFrame's plan."""
+    tree: Any = column
+    pending = [tree._expr]
+    while pending:
+        node = pending.pop()
+        if type(node).__name__ == "ColumnReference" and node._plan_id is not None:
+            yield node._plan_id, type(tree)(node)
+        pending += getattr(node, "_args", ())
+        pending += [node._child] if hasattr(node, "_child") else []
 
 
 def _function(name: str) -> str:

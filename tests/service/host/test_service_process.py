@@ -180,7 +180,9 @@ def test_sparks_directories_of_the_application_are_known(place: str, served: boo
     owner = replace(own.owner, local_directories=("/x/blockmgr-1",), served_by_spark=served)
     rendezvous.ensure(place, HOST, CONFIG, replace(own, owner=owner))
     above = ("/x",) if served else ()
-    assert RegisteredRoots(place).spark_directories() == ("/x/blockmgr-1", *above)
+    roots = RegisteredRoots(place)
+    assert roots.spark_directories(own.owner.application) == ("/x/blockmgr-1", *above)
+    assert roots.spark_directories("another") == ()
 
 
 def test_the_home_at_a_url_is_the_only_one(place: str) -> None:

@@ -127,6 +127,14 @@ def test_a_request_for_no_block_is_one() -> None:
     assert ReadRequest.unpack(bytes.fromhex("09") + bytes(15)) == ReadRequest(9, (), ())
 
 
+def test_a_request_that_only_looks_says_so() -> None:
+    head = bytes.fromhex("09 00 00 00") + bytes(8)
+    assert ReadRequest.unpack(head + bytes.fromhex("01 00 00 00")) == ReadRequest(9, (), (), only_looks=True)
+    for wrong in ("02 00 00 00", "ff ff ff ff"):
+        with pytest.raises(ProtocolError, match="where 0 or 1 is expected"):
+            ReadRequest.unpack(head + bytes.fromhex(wrong))
+
+
 def test_chunks_and_the_end_of_an_answer_are_those_of_the_document() -> None:
     totals = struct.pack("<qqqq", 1, 2, 3, 2**33)
     assert pack_chunk(0x01020304, ReadTotals(1, 2, 3, 2**33)) == bytes.fromhex("04 03 02 01") + totals
@@ -228,7 +236,7 @@ WRONG = {
     "write: a negative stage": ("write", 20, -1),
     "read: a negative shuffle": ("read", 0, -1),
     "read: a negative number of services": ("read", 4, -2),
-    "read: no zero where one is expected": ("read", 12, 1),
+    "read: neither zero nor one": ("read", 12, 2),
     "read: fewer services": ("read", 4, 1),
     "read: more services": ("read", 4, 3),
     "read: a negative number of blocks": ("read", 8, -2),

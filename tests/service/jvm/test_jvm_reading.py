@@ -246,6 +246,23 @@ def test_all_that_are_lost_are_named_at_once_and_before_any_data(
     )
 
 
+def test_a_look_finds_what_is_lost_of_known_map_outputs(engine: Serving, client: JvmClient) -> None:
+    outputs = outputs_of(client, 6, 300 * KIB)
+    blocks, ids = [each.block(0, 4) for each in outputs], [each.done.file_id for each in outputs]
+    assert client.read(blocks).status == DONE
+    known = engine.engine.outputs.known(ids)
+    answer = client.look(blocks)
+    assert (answer.status, answer.data, answer.totals) == (DONE, b"", (0, 0, 0, 0))
+    files = [each.file(engine.homes[0]) for each in outputs]
+    os.unlink(files[1].data_path)
+    os.truncate(files[2].data_path, 400)
+    os.replace(files[5].data_path, files[4].data_path)
+    answer = client.look(blocks)
+    assert (answer.status, answer.data, answer.lost) == (LOST, b"", (1, 2, 4, 5))
+    for at, now in enumerate(engine.engine.outputs.known(ids)):
+        assert now is (None if at in answer.lost else known[at]), "sound ones stay open"
+
+
 def test_a_disk_that_is_lost_loses_all_that_was_on_it_at_once(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     with serving(tmp_path, tmp_path / "b") as engine:

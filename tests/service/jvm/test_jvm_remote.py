@@ -409,6 +409,20 @@ def test_those_that_are_lost_behind_known_indexes_are_named_at_once(
         assert (answer.status, answer.lost) == (LOST, tuple(range(count)))
 
 
+def test_a_look_finds_what_is_lost_behind_known_indexes(here: Serving, there: Host) -> None:
+    """Also behind blocks that are sound, whose bytes would come first."""
+    client, others = here.connect(), [there.write(at, some(at, 300 * KIB)) for at in range(3)]
+    mine = write_output(client, 9, some(9, MIB))
+    blocks = [mine.block(0, 4, 1), *(each.block(0, 4) for each in others)]
+    services = [there.address, HERE]
+    assert client.read(blocks, services).status == DONE
+    assert client.look(blocks, services).status == DONE
+    there.client.remove()
+    there.write(1, others[1].frames)  # another of that name
+    answer = client.look(blocks, services)
+    assert (answer.status, answer.data, answer.lost) == (LOST, b"", (1, 2, 3))
+
+
 def test_another_file_of_that_name_is_not_taken(here: Serving, there: Host) -> None:
     output = there.write(1, some(1, 100))
     other = replace(output.block(0, 1), file_id=bytes(16))
@@ -607,6 +621,15 @@ def test_one_that_does_not_know_the_secret_is_an_error_in_words(tmp_path: Path) 
         answer = client.read([Block(1, 1, 0, 1, bytes(16))], [server.address])
         assert (answer.status, server.address in answer.text) == (FAILED, True), answer.text
         assert client.write([[(0, b"x")]]).sizes == (64, 0, 0, 0), "the connection goes on"
+
+
+def test_a_known_loss_is_told_if_a_service_cannot_be_asked(tmp_path: Path) -> None:
+    with ScriptedServer(silent, secret=b"another" * 5) as server, impatient(tmp_path) as client:
+        mine = client.write([[(0, b"x")]], 5)
+        blocks = [Block(1, 1, 0, 1, bytes(16), 0), Block(5, 0, 0, 1, mine.file_id, 1)]
+        lost = Block(2, 2, 0, 1, bytes(16), 1)
+        answer = client.read([*blocks, lost], [server.address, HERE])
+        assert (answer.status, answer.lost) == (LOST, (2,)), answer.text
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:0", "127.0.0.1:x"])

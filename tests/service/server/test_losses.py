@@ -62,7 +62,12 @@ def test_where_homes_are_gone_control_files_of_the_application_alone_are_looked_
         for attempt in (204, 205):
             (place / "0a" / f"shuffle_5_{attempt}_0.index").touch()
     Losses(shelf.catalog).report(OUTPUT)
-    Losses(shelf.catalog, lambda: [str(tmp_path / "own")]).report(OUTPUT)
+    own = {OUTPUT.application: [str(tmp_path / "own")]}
+    losses = Losses(shelf.catalog, lambda application: own.get(application, []))
+    losses.report(replace(OUTPUT, application="another"))
+    left = [len(os.listdir(place / "0a")) for place in places]
+    assert left == [2, 2, 2, 2]
+    losses.report(OUTPUT)
     left = [len(os.listdir(place / "0a")) for place in places]
     assert left == [2, 2, 1, 1]
 

@@ -345,3 +345,15 @@ def test_nothing_is_left_when_the_session_ends(encrypted: Session, cluster: Clus
     """Last, for it ends the session."""
     encrypted.stop()
     nothing_is_left(cluster, encrypted)
+
+
+def test_services_in_another_network_than_sparks(cluster: Cluster, tmp_path: Path) -> None:
+    """Executors have the addresses of their hosts. The services do not know these: they listen at the address
+    on the way to the driver."""
+    session = session_on(cluster, tmp_path, {"spark.executorEnv.SPARK_LOCAL_IP": ""})
+    try:
+        hold(session, cluster, maps=12, partitions=6)
+        found = session.run("read_held", name="held").value
+    finally:
+        session.kill()
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)

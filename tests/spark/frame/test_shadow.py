@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from sortshuffle import ShuffleFrame
+from sortshuffle.errors import ColumnError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -62,6 +63,39 @@ def test_hidden_columns_resolve(job: SparkSession, spark: SparkSession, call: Ca
     ours, plain = (call(numbers(session, 7), numbers(session, 4)) for session in (job, spark))
     assert ours.schema == plain.schema
     assert sorted(ours.collect()) == sorted(plain.collect())
+
+
+def test_hidden_columns_resolve_after_their_frame_was_planned_for_spark(job: SparkSession) -> None:
+    f, g = numbers(job, 7), numbers(job, 4)
+    chosen, joined = f.select("id"), f.join(g, "id", "left")
+    for frame in (chosen, joined):
+        frame.toDF()
+    assert sorted(row.id for row in chosen.filter(f.k == 1).collect()) == [1, 4]
+    assert sorted(row.id for row in joined.filter(g.k.isNull()).collect()) == [4, 5, 6]
+
+
+def test_a_kept_frame_is_not_made_again_for_hidden_columns(job: SparkSession) -> None:
+    made = job.sparkContext.accumulator(0)
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            made.add(batch.num_rows)
+            yield batch
+
+    kept = numbers(job, 7).mapInArrow(counted, SCHEMA).select("id", "k").persist()
+    try:
+        assert sorted(row.id for row in kept.select("id").filter(kept.k == 1).collect()) == [1, 4]
+        assert sorted(row.id for row in kept.select("id").filter(kept.k == 2).collect()) == [2, 5]
+        assert made.value == 7
+    finally:
+        kept.unpersist()
+
+
+def test_a_column_of_another_frame_beside_an_arrow_expression(job: SparkSession) -> None:
+    f, g = numbers(job, 7), numbers(job, 4).select("k")
+    joined = f.join(g, "k", "full")
+    with pytest.raises(ColumnError, match="another DataFrame"):
+        joined.withColumns({"n": pc.field("v"), "of g": g.k})
 
 
 def test_hidden_columns_of_rows_that_only_python_selects(job: SparkSession) -> None:

@@ -28,6 +28,7 @@ import session_calls
 from example_jobs import example, in_order, result_of
 from oracle import data_frame, every_type, rows_in_order
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from session_calls import CALLS, Call, numbers, outcome
@@ -328,6 +329,92 @@ def columns_of_frames_before(job: Job) -> tuple[Any, Any]:
     return rows_of_either_side(ours), rows(
         job.few.where("id > 20 and id % 2 = 0").selectExpr("id * 2 as twice")
     )
+
+
+def columns_that_others_hide(f: DataFrame, g: DataFrame) -> list[Callable[[], DataFrame]]:
+    """A column of a frame is not another one that has its name now. Some of these calls are wrong."""
+    renamed = f.withColumnRenamed("i", "x").withColumnRenamed("id", "i")
+    joined = f.join(g, "st", "full")
+    return [
+        lambda: renamed.select(f.i),
+        lambda: renamed.groupBy(f.i).count(),
+        lambda: renamed.groupBy("st").agg(sf.sum(f.i)),
+        lambda: renamed.sort(f.i),
+        lambda: renamed.repartition(3, f.i),
+        lambda: renamed.join(g, [renamed.st == g.st, f.i == g.number]),
+        lambda: joined.select(f.st.alias("left"), g.st.alias("right"), joined.st.alias("both")),
+        lambda: joined.select(g.st),
+        lambda: joined.groupBy(g.st).count(),
+        lambda: joined.groupBy("number").agg(sf.max(g.st)),
+        lambda: joined.drop(g.st),
+        lambda: joined.select(f["*"]),
+        lambda: renamed.drop(f.i),
+        lambda: f.join(g.withColumnRenamed("st", "other"), f["number"] == g["id"]),
+    ]
+
+
+def rows_or_error(make: Callable[[], DataFrame]) -> list[str]:
+    try:
+        return rows_of_either_side(make())
+    except AnalysisException as error:
+        return [str(error.getCondition())]
+
+
+@case_of_drivers
+def columns_of_frames_that_others_hide(job: Job) -> tuple[Any, Any]:
+    f, g, left, right = sides(job)
+    ours = columns_that_others_hide(f.repartition(3, "st"), g.drop("i").repartition(3, "st"))
+    plain = columns_that_others_hide(left, right.drop("i"))
+    return [str(rows_or_error(each)) for each in ours], [str(rows_or_error(each)) for each in plain]
+
+
+def columns_that_stay(f: DataFrame, g: DataFrame) -> list[DataFrame]:
+    """A column of a frame is also one of the frames that pass it on."""
+    few = f.sort("id").distinct()
+    joined = few.join(g, "st", "left")
+    return [
+        few.select(f.st, few.d),
+        few.groupBy(f.st).count(),
+        few.select("st", "id").sort(f.id),
+        f.withColumnRenamed("i", "x").repartition(2, f.id, "x"),
+        joined.select(f.id, g.number, "st"),
+        joined.groupBy(f.st).agg(sf.max(g.number), sf.min(f.id)),
+        joined.drop(g.number),
+        f.filter("id > 7").groupBy(f.st).applyInArrow(first_of, "st string, n long, least long"),
+        few.join(g.withColumnRenamed("st", "other"), few.st == sf.col("other")).drop(f.d),
+    ]
+
+
+@case_of_drivers
+def columns_of_frames_that_stay(job: Job) -> tuple[Any, Any]:
+    """They are looked up in Python."""
+    f, g, left, right = sides(job)
+    ours = columns_that_stay(f.repartition(3, "st"), g.drop("i").repartition(3, "st"))
+    return list(map(rows, ours)), list(map(rows, columns_that_stay(left, right.drop("i"))))
+
+
+@case_of_drivers
+def columns_of_the_dataframe_of_a_frame(job: Job) -> tuple[Any, Any]:
+    f, _, left, right = sides(job)
+    right = right.drop("i").withColumnRenamed("st", "other")
+    placed, chosen = left.repartition(3, "st"), left.filter("id > 7")
+    ours = [
+        sortshuffle.frame(left).select(left.st, "d"),
+        sortshuffle.frame(placed).select(left.st),
+        sortshuffle.frame(placed).groupBy(placed.st).count(),
+        sortshuffle.frame(chosen).groupBy(left.st).applyInArrow(first_of, "st string, n long, least long"),
+        f.join(right, f.st == right.other),
+        f.join(sortshuffle.broadcast(sortshuffle.frame(right)), f.st == right.other),
+    ]
+    plain = [
+        left.select(left.st, "d"),
+        placed.select(left.st),
+        placed.groupBy("st").count(),
+        chosen.groupBy("st").applyInArrow(first_of, "st string, n long, least long"),
+        left.join(right, left.st == right.other),
+        left.join(right, left.st == right.other),
+    ]
+    return list(map(rows, ours)), list(map(rows, plain))
 
 
 @case_of_drivers

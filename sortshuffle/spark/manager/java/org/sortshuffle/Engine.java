@@ -2,11 +2,14 @@ package org.sortshuffle;
 
 import java.io.IOException;
 import java.io.InterruptedIOException;
+import java.net.InetAddress;
+import java.net.UnknownHostException;
 import java.nio.channels.ClosedByInterruptException;
 import java.nio.channels.ClosedChannelException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.Semaphore;
@@ -28,10 +31,39 @@ import org.slf4j.LoggerFactory;
  * other lock is taken under it.
  */
 final class Engine {
-    /** Where the engine listens: its Unix socket, and its service's TCP address. */
-    record Place(String socket, String host, int port) {
+    /**
+     * Where the engine listens: its Unix socket, and its service's TCP address. `locationHost`: what the
+     * locations of map outputs call this host.
+     */
+    record Place(String socket, String host, int port, String locationHost) {
+        /**
+         * Takes Spark's name of this host for locations, so that Spark runs tasks near their input. But if
+         * that is an address in another network, where the service does not listen, takes the service's.
+         */
+        static Place of(String socket, String host, int port, String sparkHost) {
+            return new Place(socket, host, port, leadsTo(sparkHost, host) ? sparkHost : bracketed(host));
+        }
+
         String address() {
-            return (host.contains(":") ? "[" + host + "]" : host) + ":" + port;
+            return bracketed(host) + ":" + port;
+        }
+
+        private static String bracketed(String host) {
+            return host.contains(":") ? "[" + host + "]" : host;
+        }
+
+        private static boolean leadsTo(String sparkHost, String host) {
+            if (sparkHost.equals(host))
+                return true;
+            try {
+                List<InetAddress> named = List.of(InetAddress.getAllByName(sparkHost));
+                // a host's own name may mean loopback there, and its address elsewhere
+                boolean isOwnName = !named.get(0).getHostAddress().equals(sparkHost)
+                        && named.stream().anyMatch(InetAddress::isLoopbackAddress);
+                return isOwnName || !Collections.disjoint(named, List.of(InetAddress.getAllByName(host)));
+            } catch (UnknownHostException e) {
+                return true; // Spark itself relies on the name
+            }
         }
     }
 
@@ -260,8 +292,8 @@ final class Engine {
      */
     String addressOf(String host, int port) {
         Place here = place;
-        String own = SparkEnv.get().blockManager().blockManagerId().host();
-        return here != null && port == here.port && host.equals(own) ? here.address() : host + ":" + port;
+        boolean isHere = here != null && port == here.port && host.equals(here.locationHost);
+        return isHere ? here.address() : host + ":" + port;
     }
 
     /** Whether driver and executor are this one JVM. */

@@ -65,7 +65,8 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
         Iterator<? extends Product2<?, ?>> records = combined(values);
         if (!records.hasNext()) {
             sizes = new long[partitioner.numPartitions()];
-            location = location(SparkEnv.get().blockManager().blockManagerId().port(), Option.empty());
+            BlockManagerId here = SparkEnv.get().blockManager().blockManagerId();
+            location = location(here.host(), here.port(), Option.empty());
             return; // nobody will read it, so no engine is asked
         }
         Engine engine = Engine.current();
@@ -157,7 +158,9 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
         for (long size : sizes)
             bytes += size;
         metrics.incBytesWritten(bytes);
-        location = location(engine.place().port(), Option.apply(HexFormat.of().formatHex(finished.fileId())));
+        Engine.Place place = engine.place();
+        Option<String> fileId = Option.apply(HexFormat.of().formatHex(finished.fileId()));
+        location = location(place.locationHost(), place.port(), fileId);
         LOG.debug("Map output {} of shuffle {}: {} bytes, {} regions written before the records ended",
                 mapId(), shuffle, bytes, finished.earlyRegions());
     }
@@ -167,13 +170,13 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
      * Where the service dies with its executor, they share its fate. On storage that all hosts see it is no
      * host's either.
      */
-    private BlockManagerId location(int port, Option<String> fileId) {
+    private BlockManagerId location(String host, int port, Option<String> fileId) {
         SparkEnv env = SparkEnv.get();
         String own = "sortshuffle-" + mapId();
         if (Storage.isUsed(env.conf()))
             return Storage.location(own, fileId);
         String executor = Engine.isContainer(env.conf()) ? env.executorId() : own;
-        return BlockManagerId.apply(executor, env.blockManager().blockManagerId().host(), port, fileId);
+        return BlockManagerId.apply(executor, host, port, fileId);
     }
 
     @Override

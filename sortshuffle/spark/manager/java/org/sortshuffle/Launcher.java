@@ -142,8 +142,8 @@ final class Launcher {
     private static Engine.Place place(String answer) throws IOException {
         try {
             JsonNode found = JSON.readTree(answer);
-            return new Engine.Place(found.required("socket").asText(), found.required("host").asText(),
-                    found.required("port").asInt());
+            return Engine.Place.of(found.required("socket").asText(), found.required("host").asText(),
+                    found.required("port").asInt(), SparkEnv.get().blockManager().blockManagerId().host());
         } catch (JsonProcessingException | IllegalArgumentException e) {
             throw new IOException("it has answered `" + answer + "`", e);
         }

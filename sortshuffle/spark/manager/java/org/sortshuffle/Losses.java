@@ -93,13 +93,13 @@ final class Losses {
         }
     }
 
-    /** Null where all are there. The engine looks for all map outputs of a request before it answers. */
+    /** Null where all are there. */
     private static Link.Refusal refusal(Engine engine, RecordReader.Blocks asked, long deadline)
             throws IOException {
         try (Link link = engine.link()) {
             ReadRequest request = ReadRequest.of(engine, asked);
             request.begin(link);
-            request.send(link);
+            request.sendToLook(link);
             link.awaitAnswer(Math.max(1, (deadline - System.nanoTime()) / 1_000_000));
             if (link.getInt() != RecordStream.AT_ERROR)
                 return null; // the link is not settled, so closing it ends the answer

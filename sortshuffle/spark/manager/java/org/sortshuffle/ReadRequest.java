@@ -46,10 +46,19 @@ record ReadRequest(RecordReader.Blocks blocks, List<String> addresses, int[] ser
 
     /** Sends what follows after `begin`. */
     void send(Link link) throws IOException {
+        send(link, 0);
+    }
+
+    /** The same, to know which map outputs are lost, also of those that the engine knows. No records come. */
+    void sendToLook(Link link) throws IOException {
+        send(link, 1);
+    }
+
+    private void send(Link link, int onlyLooks) throws IOException {
         link.putInt(blocks.shuffle());
         link.putInt(addresses.size());
         link.putInt(services.length);
-        link.putInt(0);
+        link.putInt(onlyLooks);
         for (String address : addresses)
             link.putText(bytes(address));
         for (int i = 0; i < services.length; i++)

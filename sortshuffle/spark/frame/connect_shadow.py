@@ -1,0 +1,97 @@
+"""`ConnectShadow`: a shadow over Spark Connect, whose plan only the server analyses.
+
+A column of a DataFrame names the id of its plan, and the server looks for that plan in a request. So it finds
+columns that the client, which looks names up, would not: after ``j = f.join(g, "k", "full")``, ``g.k`` is not
+the column ``k`` of ``j``. `ConnectShadow.has` lets the server compare the two. The request for that has no
+stages in it: in place of Python's rows it has the call on the shadow below, or an empty relation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+from pyspark.sql.connect.plan import LogicalPlan
+
+from sortshuffle.spark.frame.shadow import Shadow
+from sortshuffle.spark.operators.expressions import column_name, references
+
+_stages_left_out: ContextVar[bool] = ContextVar("stages_left_out", default=False)
+
+
+@contextmanager
+def _without_stages() -> Iterator[None]:
+    """Send plans without the stages of Python in them."""
+    token = _stages_left_out.set(True)
+    try:
+        yield
+    finally:
+        _stages_left_out.reset(token)
+
+
+class DeferredPlan(LogicalPlan):
+    """A plan with an id, of a DataFrame that ``make`` makes when the plan is sent to the server. ``columns``
+    makes one of the same columns, for a request that reads no rows."""
+
+    def __init__(self, make: Callable[[], Any], columns: Callable[[], Any]) -> None:
+        super().__init__(None)
+        self._make = make
+        self._columns = columns
+        self._shared_id: int | None = None
+
+    @property
+    def _plan_id(self) -> int:
+        return super()._plan_id if self._shared_id is None else self._shared_id
+
+    def share_id(self, plan: LogicalPlan) -> None:
+        """Take the id of another plan of the same rows."""
+        self._shared_id = plan._plan_id
+
+    def plan(self, session: Any) -> Any:
+        dataframe = self._columns() if _stages_left_out.get() else self._make()
+        relation = dataframe._plan.plan(session)
+        own = type(relation)()
+        own.CopyFrom(relation)
+        own.common.plan_id = self._plan_id
+        return own
+
+    @property
+    def observations(self) -> Any:
+        return self._make()._plan.observations
+
+
+class ConnectShadow(Shadow):
+    """A shadow in a session of Spark Connect."""
+
+    def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
+        by_plan: dict[int, list[Column]] = defaultdict(list)
+        for column in columns:
+            for number, reference in references(column):
+                by_plan[number].append(reference)
+        shadows = [each for each in (self, *others) if isinstance(each, ConnectShadow)]
+        for shadow in shadows if by_plan else ():
+            by_plan.pop(_plan_id(shadow.dataframe()), None)
+        return all(any(each._passes_on(these) for each in shadows) for these in by_plan.values())
+
+    def _passes_on(self, columns: Sequence[Column]) -> bool:
+        """Return whether columns of a DataFrame below are those that have their names here. Asks the
+        server."""
+        own, named = self.dataframe(), [sf.col(column_name(column)) for column in columns]
+        try:
+            with _without_stages():
+                # a selection may look for the name where it does not find the id; a drop does not
+                same: bool = own.drop(*columns).sameSemantics(own.drop(*named))
+                return same
+        except (AnalysisException, RecursionError):  # no such column, or more than one; a very long plan
+            return False
+
+
+def _plan_id(dataframe: Any) -> int:
+    number: int = dataframe._plan._plan_id
+    return number
