@@ -156,7 +156,8 @@ class BlocksElsewhere(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Forget the indexes of these blocks, which `locate` then reads again."""
+        """Do not trust what is known of these blocks, other than records: `locate` then looks for them
+        again."""
 
     @abstractmethod
     def pieces(self) -> Iterator[BytesLike]:

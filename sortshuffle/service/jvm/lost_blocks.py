@@ -18,7 +18,8 @@ PROBLEMS = (OSError, RuntimeError, SortShuffleError, MemoryError)
 
 
 class LostBlocksError(Exception):
-    """``blocks``: numbers of the lost blocks. ``is_reachable``: whether all services have answered."""
+    """``blocks``: numbers of the lost blocks. ``is_reachable``: False if a service did not answer: all its
+    blocks are among these then."""
 
     def __init__(self, blocks: Sequence[int], why: str, is_reachable: bool = True) -> None:
         super().__init__(why)

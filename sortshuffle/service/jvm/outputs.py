@@ -118,11 +118,13 @@ class IndexedMapOutput:
         self.used_at = 0.0
 
     def is_there(self) -> bool:
-        """Return whether the data file is still complete, and has its name. Reads nothing of a file. A system
-        error counts as no."""
+        """Return whether both files have their names, and the data file is still complete. Reads nothing of
+        them. A system error counts as no."""
         try:
             self.reader.expect_size(self.data_bytes)
-            return calls.stat(self.file.data_path).st_ino == calls.fstat(self.reader.fileno()).st_ino
+            calls.stat(self.file.index_path)
+            named, opened = calls.stat(self.file.data_path), calls.fstat(self.reader.fileno())
+            return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
         except (OSError, DataLossError):
             return False
 
@@ -317,7 +319,8 @@ class MapOutputs:
         self._known.forget(file_id)
 
     def forget_gone(self, file_ids: Sequence[bytes]) -> None:
-        """Forget those of these map outputs whose files are gone or cut."""
+        """Forget those of these map outputs whose files are gone or cut, and whose records are not in
+        memory."""
         for known in self._known.get_all(file_ids):
             if isinstance(known, IndexedMapOutput) and not known.is_there():
                 self.forget(known.file_id)

@@ -70,6 +70,15 @@ class BlockReader:
 
     def locate(self) -> None:
         """Find all map outputs. Raises `LostBlocksError` with all blocks that are lost, OSError."""
+        try:
+            self._locate()
+        except LostBlocksError as error:
+            if not error.is_reachable:
+                raise  # to ask a service that does not answer again would take its time-outs again
+            raise with_all_lost(error.blocks, str(error), self.look, self._request.shuffle) from None
+
+    def _locate(self) -> None:
+        """Find all map outputs. Those that were known count as sound."""
         lost: dict[int, str] = {}  # why, by number
         try:
             self._locate_local(lost)
@@ -97,15 +106,17 @@ class BlockReader:
                 lost[number] = str(error)
 
     def look(self) -> None:
-        """Find all map outputs, also those that were known: they may be lost by now. Raises as `locate`."""
+        """Find all map outputs, also those whose index was known: they may be lost by now. Those whose
+        records are in memory count as sound. Raises as `locate`."""
         if self._elsewhere is not None:
             self._elsewhere.forget()
-        self._locate_again()
+        self._look_here()
 
-    def _locate_again(self) -> None:
+    def _look_here(self) -> None:
+        """`look`, but trust what is known of other hosts."""
         self._local.clear()
         self._outputs.forget_gone([block.file_id for _, block in self._local_numbers])
-        self.locate()
+        self._locate()
 
     def pieces(self) -> Iterator[BytesLike]:
         """Yield the bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
@@ -144,7 +155,7 @@ class BlockReader:
     def _lost(self, number: int, error: DataLossError) -> LostBlocksError:
         """Return an error with this block and all others that are lost. The files of map outputs that were
         known already may have been cut or deleted since: so all are looked for again."""
-        all_lost = with_all_lost([number], str(error), self._locate_again, self._request.shuffle)
+        all_lost = with_all_lost([number], str(error), self._look_here, self._request.shuffle)
         # the damaged one is known again, or still, if its index is sound
         self._outputs.forget(self._request.blocks[number].file_id)
         return all_lost

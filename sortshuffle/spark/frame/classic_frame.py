@@ -4,7 +4,7 @@ plan (``_jdf``) is made when PySpark's own methods first need it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark import RDD
@@ -15,7 +15,7 @@ from pyspark.sql.streaming import DataStreamWriter
 from sortshuffle.spark.frame.classic_shadow import ClassicShadow, analysed
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
-from sortshuffle.spark.frame.two_sided import ACTIONS
+from sortshuffle.spark.frame.two_sided import ACTIONS, TwoSidedFrame
 from sortshuffle.spark.session.requirements import plain_session
 
 # PySpark's methods that only make a plan. They read no row, and change nothing
@@ -108,6 +108,11 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
 
     # ---- columns ------------------------------------------------------------------------------------
 
+    def _has(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame]) -> bool:
+        shadow = self._shadow
+        assert isinstance(shadow, ClassicShadow)
+        return shadow.has(columns, [each._shadow for each in others])
+
     def colRegex(self, colName: str) -> Column:
         """Return the columns whose names match, like `DataFrame.colRegex`."""
         return self._shadow.dataframe().colRegex(colName)
@@ -117,7 +122,7 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         return self._shadow.dataframe().metadataColumn(colName)
 
     def __getattr__(self, name: str) -> Column:
-        if self._plain is None and name in self.columns:
+        if self._is_in_python and name in self.columns:
             column: Column = self._shadow.dataframe()[name]  # as an attribute, PySpark would read the schema
             return column
         return super().__getattr__(name)

@@ -77,6 +77,8 @@ class ClassicShadow(Shadow):
         return {number: known.get(number, new) for number in self.ids()}
 
     def replaced_by(self, plan: DataFrame) -> ClassicShadow:
+        if self.dataframe() is plan:
+            return self
         shadow = ClassicShadow(None)
         shadow._made, shadow._groups = plan, self.groups()
         return shadow
@@ -99,6 +101,7 @@ class ClassicShadow(Shadow):
         return _planned(plan, rows)
 
     def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
+        """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""
         wanted = {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}
         if not wanted:
             return True

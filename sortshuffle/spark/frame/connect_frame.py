@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.connect import dataframe as connect
 
+from sortshuffle.errors import ColumnError
 from sortshuffle.spark.frame.connect_shadow import ConnectShadow, DeferredPlan
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.shadow import Shadow
@@ -36,7 +38,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
     """A frame of a session of Spark Connect."""
 
     _shadow_class = ConnectShadow
-    _outline: Shadow | None = None  # has the columns of this base, and those below it
+    _outline: Shadow | None = None  # of a call that makes the columns of this base, but other rows
 
     def __init__(self, plan: Any, session: Any) -> None:
         self._runs, self._lock = [], threading.RLock()
@@ -73,24 +75,33 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         return self._twin if self._outline is None else self._outline.dataframe()
 
     def _set_shadow(self, shadow: Shadow) -> None:
-        if shadow.is_call:
-            super()._set_shadow(shadow)
-        else:
-            self._outline = shadow  # Spark would make other rows: the frame's own plan is the base
-        if shadow.is_call or shadow.base is None:
-            # the call's result, and the frame of Spark's side with these rows, have this frame's columns
-            dataframe: Any = shadow.dataframe()
-            self._plan.share_id(dataframe._plan)
+        if shadow.base is not None and not shadow.is_call:
+            self._outline = shadow  # Spark would not make the frame's rows: its own plan is the base
+            return
+        super()._set_shadow(shadow)
+        # a column of what Spark makes of the call, or of its plan of the same rows, is also this frame's
+        dataframe: Any = shadow.dataframe()
+        self._plan.share_id(dataframe._plan)
 
-    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
-        super()._check_columns(columns, others)
-        # PySpark does not look whether the frame of ``frame["k"]`` has such a column
-        frames = {frame._plan._plan_id: frame for frame in (self, *others)}
+    def _has(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame]) -> bool:
+        by_plan: dict[int, list[Column]] = defaultdict(list)
         for column in columns:
             for number, reference in references(column):
-                if number in frames:
-                    case_sensitive = self._chain.context.case_sensitive
-                    resolve(column_name(reference), frames[number].schema, case_sensitive)
+                by_plan[number].append(reference)
+        frames: Any = (self, *others)
+        return all(any(each._has_of(*of_plan) for each in frames) for of_plan in by_plan.items())
+
+    def _has_of(self, number: int, columns: Sequence[Column]) -> bool:
+        """Return whether this frame has these columns of the plan with that id. It must also have columns of
+        these names: PySpark does not look whether the frame of ``frame["k"]`` has such a column."""
+        shadow, case_sensitive = self._shadow, self._chain.context.case_sensitive
+        assert isinstance(shadow, ConnectShadow)
+        try:
+            for column in columns:
+                resolve(column_name(column), self.schema, case_sensitive)
+        except ColumnError:
+            return False
+        return number == self._plan._plan_id or shadow.passes_on(columns)
 
     @property
     def _twin(self) -> DataFrame:

@@ -2,25 +2,24 @@
 
 A column of a DataFrame names the id of its plan, and the server looks for that plan in a request. So it finds
 columns that the client, which looks names up, would not: after ``j = f.join(g, "k", "full")``, ``g.k`` is not
-the column ``k`` of ``j``. `ConnectShadow.has` lets the server compare the two. The request for that has no
+the column ``k`` of ``j``. `passes_on` lets the server compare the two. The request for that has no
 stages in it: in place of Python's rows it has the call on the shadow below, or an empty relation.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 from pyspark.sql.connect.plan import LogicalPlan
 
 from sortshuffle.spark.frame.shadow import Shadow
-from sortshuffle.spark.operators.expressions import column_name, references
+from sortshuffle.spark.operators.expressions import column_name
 
 _stages_left_out: ContextVar[bool] = ContextVar("stages_left_out", default=False)
 
@@ -69,29 +68,14 @@ class DeferredPlan(LogicalPlan):
 class ConnectShadow(Shadow):
     """A shadow in a session of Spark Connect."""
 
-    def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
-        by_plan: dict[int, list[Column]] = defaultdict(list)
-        for column in columns:
-            for number, reference in references(column):
-                by_plan[number].append(reference)
-        shadows = [each for each in (self, *others) if isinstance(each, ConnectShadow)]
-        for shadow in shadows if by_plan else ():
-            by_plan.pop(_plan_id(shadow.dataframe()), None)
-        return all(any(each._passes_on(these) for each in shadows) for these in by_plan.values())
-
-    def _passes_on(self, columns: Sequence[Column]) -> bool:
-        """Return whether columns of a DataFrame below are those that have their names here. Asks the
-        server."""
+    def passes_on(self, columns: Sequence[Column]) -> bool:
+        """Return whether columns of a DataFrame below are those that have their names here. Asks the server.
+        ``columns``: references, of whose names there are columns here."""
         own, named = self.dataframe(), [sf.col(column_name(column)) for column in columns]
         try:
             with _without_stages():
                 # a selection may look for the name where it does not find the id; a drop does not
                 same: bool = own.drop(*columns).sameSemantics(own.drop(*named))
                 return same
-        except (AnalysisException, RecursionError):  # no such column, or more than one; a very long plan
+        except (PySparkException, RecursionError):  # no such column, or more than one; a very long plan
             return False
-
-
-def _plan_id(dataframe: Any) -> int:
-    number: int = dataframe._plan._plan_id
-    return number

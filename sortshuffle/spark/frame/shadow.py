@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 
 _base_numbers = itertools.count(1)
 
@@ -112,11 +112,6 @@ class Shadow:
     def with_ids(self, plan: DataFrame) -> DataFrame:
         """Return ``plan``, which has the rows of the shadow's frame, with the shadow's column ids."""
         return plan
-
-    def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
-        """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame. If so,
-        Python may look them up by name."""
-        raise NotImplementedError
 
     def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame | None:
         """Return ``result``, of a call on this shadow and others, with the rows of ``bases`` in its plan.

@@ -335,7 +335,7 @@ class TwoSidedFrame(DataFrame):
         return self._shadow.dataframe()
 
     def _set_shadow(self, shadow: Shadow) -> None:
-        """Set the shadow of a new frame."""
+        """Set the shadow, of a new frame or of one that Spark keeps from now on."""
         self._own_shadow = shadow
 
     def _first_shadow(self) -> Shadow:
@@ -381,8 +381,13 @@ class TwoSidedFrame(DataFrame):
 
     def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
         """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``."""
-        if columns and not self._shadow.has(columns, [each._shadow for each in others]):
+        if columns and not self._has(columns, others):
             raise ColumnError("a column of another DataFrame is used, which only Spark may resolve")
+
+    @abstractmethod
+    def _has(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame]) -> bool:
+        """Return whether ``columns`` are columns of this frame or of ``others``, or of no DataFrame. If so,
+        Python may look them up by name."""
 
     # ---- crossings ----------------------------------------------------------------------------------
 

@@ -246,6 +246,16 @@ def test_all_that_are_lost_are_named_at_once_and_before_any_data(
     )
 
 
+def test_known_ones_are_named_with_those_that_are_looked_for(engine: Serving, client: JvmClient) -> None:
+    outputs = outputs_of(client, 4, 300 * KIB)
+    blocks = [each.block(0, 4) for each in outputs]
+    assert client.read(blocks[:2]).status == DONE
+    for each in outputs[1:3]:
+        os.truncate(each.file(engine.homes[0]).data_path, 400)
+    answer = client.read(blocks)
+    assert (answer.status, answer.lost) == (LOST, (1, 2))
+
+
 def test_a_look_finds_what_is_lost_of_known_map_outputs(engine: Serving, client: JvmClient) -> None:
     outputs = outputs_of(client, 6, 300 * KIB)
     blocks, ids = [each.block(0, 4) for each in outputs], [each.done.file_id for each in outputs]

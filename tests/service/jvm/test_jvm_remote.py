@@ -409,6 +409,17 @@ def test_those_that_are_lost_behind_known_indexes_are_named_at_once(
         assert (answer.status, answer.lost) == (LOST, tuple(range(count)))
 
 
+def test_those_behind_known_indexes_are_named_with_those_that_are_looked_for(
+    here: Serving, there: Host
+) -> None:
+    client, outputs = here.connect(), [there.write(at, some(at, 300 * KIB)) for at in range(6)]
+    blocks = [each.block(0, 4) for each in outputs]
+    assert client.read(blocks[:3], [there.address]).status == DONE
+    there.client.remove()
+    answer = client.read(blocks, [there.address])
+    assert (answer.status, answer.lost) == (LOST, tuple(range(6)))
+
+
 def test_a_look_finds_what_is_lost_behind_known_indexes(here: Serving, there: Host) -> None:
     """Also behind blocks that are sound, whose bytes would come first."""
     client, others = here.connect(), [there.write(at, some(at, 300 * KIB)) for at in range(3)]

@@ -325,6 +325,17 @@ def test_a_list_that_shows_what_is_gone_hides_no_loss(
     assert lost.value.blocks == (1,)
 
 
+def test_a_look_finds_what_is_lost_of_known_map_outputs(store: Store, outputs: list[Output]) -> None:
+    blocks = asked_blocks(store, outputs)
+    blocks.locate()
+    store.remove(outputs[1].file(home(store)).data_path)
+    blocks.locate()
+    blocks.forget()
+    with pytest.raises(LostBlocksError, match="the data object is gone") as lost:
+        blocks.locate()
+    assert lost.value.blocks == (1,)
+
+
 def test_where_the_home_goes_while_it_is_listed_nothing_is_lost(
     mounted: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

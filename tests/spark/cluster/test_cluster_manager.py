@@ -348,8 +348,8 @@ def test_nothing_is_left_when_the_session_ends(encrypted: Session, cluster: Clus
 
 
 def test_services_in_another_network_than_sparks(cluster: Cluster, tmp_path: Path) -> None:
-    """Executors have the addresses of their hosts. The services do not know these: they listen at the address
-    on the way to the driver."""
+    """Executors have the addresses of their hosts. Their service does not know these: it listens at the
+    address on the way to the driver. So all three have one."""
     session = session_on(cluster, tmp_path, {"spark.executorEnv.SPARK_LOCAL_IP": ""})
     try:
         hold(session, cluster, maps=12, partitions=6)

@@ -350,6 +350,8 @@ def columns_that_others_hide(f: DataFrame, g: DataFrame) -> list[Callable[[], Da
         lambda: joined.select(f["*"]),
         lambda: renamed.drop(f.i),
         lambda: f.join(g.withColumnRenamed("st", "other"), f["number"] == g["id"]),
+        lambda: f.select("id", "d").join(g.withColumnRenamed("st", "other"), f.st == g.number),
+        lambda: f.select("id", "d").join(g.withColumnRenamed("number", "i"), f.i == f.id),
     ]
 
 
@@ -372,7 +374,9 @@ def columns_that_stay(f: DataFrame, g: DataFrame) -> list[DataFrame]:
     """A column of a frame is also one of the frames that pass it on."""
     few = f.sort("id").distinct()
     joined = few.join(g, "st", "left")
+    kept = f.persist().select("st", "id")
     return [
+        kept.groupBy(f.st).count(),
         few.select(f.st, few.d),
         few.groupBy(f.st).count(),
         few.select("st", "id").sort(f.id),

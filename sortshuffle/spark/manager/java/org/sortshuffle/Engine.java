@@ -3,13 +3,14 @@ package org.sortshuffle;
 import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.Socket;
 import java.net.UnknownHostException;
 import java.nio.channels.ClosedByInterruptException;
 import java.nio.channels.ClosedChannelException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collection;
-import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.Semaphore;
@@ -32,37 +33,61 @@ import org.slf4j.LoggerFactory;
  */
 final class Engine {
     /**
-     * Where the engine listens: its Unix socket, and its service's TCP address. `locationHost`: what the
-     * locations of map outputs call this host.
+     * Where the engine listens: its Unix socket, and its service's TCP address. `sparkHost`: Spark's name of
+     * this host. `locationHost`: the one in the locations of map outputs.
      */
-    record Place(String socket, String host, int port, String locationHost) {
-        /**
-         * Takes Spark's name of this host for locations, so that Spark runs tasks near their input. But if
-         * that is an address in another network, where the service does not listen, takes the service's.
-         */
+    record Place(String socket, String host, int port, String sparkHost, String locationHost) {
         static Place of(String socket, String host, int port, String sparkHost) {
-            return new Place(socket, host, port, leadsTo(sparkHost, host) ? sparkHost : bracketed(host));
+            return new Place(socket, host, port, sparkHost, locationHost(host, port, sparkHost));
         }
 
         String address() {
             return bracketed(host) + ":" + port;
         }
 
+        /** Whether this is the service's address, by any of this host's names. */
+        boolean isAt(String named, int itsPort) {
+            return itsPort == port && (named.equals(locationHost) || named.equals(sparkHost));
+        }
+
         private static String bracketed(String host) {
             return host.contains(":") ? "[" + host + "]" : host;
         }
 
-        private static boolean leadsTo(String sparkHost, String host) {
-            if (sparkHost.equals(host))
+        /**
+         * Spark's name, so that Spark runs tasks near their input. If the service does not listen there,
+         * because that is an address in another network, it is the service's own.
+         */
+        private static String locationHost(String host, int port, String sparkHost) {
+            if (sparkHost.equals(host) || listensAt(sparkHost, port) || isBetter(sparkHost, host))
+                return sparkHost;
+            LOG.info("The service does not listen at {}, which is Spark's name of this host. Map outputs are"
+                            + " at {}, where Spark does not look for near ones",
+                    sparkHost, host);
+            return bracketed(host);
+        }
+
+        private static boolean listensAt(String host, int port) {
+            try (Socket socket = new Socket()) {
+                socket.connect(
+                        new InetSocketAddress(InetAddress.getByName(host), port), CONNECT_MILLISECONDS);
                 return true;
+            } catch (IOException e) {
+                return false;
+            }
+        }
+
+        /** Whether others rather reach the service at a name of Spark's at which it is not found here. */
+        private static boolean isBetter(String sparkHost, String host) {
             try {
-                List<InetAddress> named = List.of(InetAddress.getAllByName(sparkHost));
-                // a host's own name may mean loopback there, and its address elsewhere
-                boolean isOwnName = !named.get(0).getHostAddress().equals(sparkHost)
-                        && named.stream().anyMatch(InetAddress::isLoopbackAddress);
-                return isOwnName || !Collections.disjoint(named, List.of(InetAddress.getAllByName(host)));
+                InetAddress spark = InetAddress.getByName(sparkHost);
+                InetAddress own = InetAddress.getByName(host);
+                // a host's own name often means loopback there, and its address elsewhere
+                boolean isOwnName = spark.isLoopbackAddress() && !spark.getHostAddress().equals(sparkHost);
+                boolean isFromHereOnly = own.isLoopbackAddress() && !spark.isLoopbackAddress();
+                return isOwnName || isFromHereOnly || own.isAnyLocalAddress();
             } catch (UnknownHostException e) {
-                return true; // Spark itself relies on the name
+                return true;
             }
         }
     }
@@ -71,6 +96,7 @@ final class Engine {
     static final int EVERYTHING = -1;
 
     private static final Logger LOG = LoggerFactory.getLogger(Engine.class);
+    private static final int CONNECT_MILLISECONDS = 1000; // to this host itself
     private static final int MOST_REMOVALS = 4; // at once, so that one that hangs stops no others
     private static volatile Engine current;
 
@@ -292,8 +318,7 @@ final class Engine {
      */
     String addressOf(String host, int port) {
         Place here = place;
-        boolean isHere = here != null && port == here.port && host.equals(here.locationHost);
-        return isHere ? here.address() : host + ":" + port;
+        return here != null && here.isAt(host, port) ? here.address() : host + ":" + port;
     }
 
     /** Whether driver and executor are this one JVM. */

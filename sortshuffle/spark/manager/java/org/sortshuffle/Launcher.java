@@ -56,6 +56,7 @@ final class Launcher {
     static Engine.Place launch(String token, String secret) throws IOException {
         SparkConf conf = SparkEnv.get().conf();
         String python = python(conf);
+        String sparkHost = SparkEnv.get().blockManager().blockManagerId().host();
         Path out = Files.createTempFile("sortshuffle-launch-", ".out");
         Path err = Files.createTempFile("sortshuffle-launch-", ".err");
         try {
@@ -63,7 +64,7 @@ final class Launcher {
             builder.redirectOutput(out.toFile()).redirectError(err.toFile());
             int status = run(builder, JSON.writeValueAsBytes(request(conf, token, secret)));
             if (status == 0)
-                return place(lastLine(out));
+                return place(lastLine(out), sparkHost);
             String said = lastLine(err);
             if (status == FAILED)
                 throw new Failure(said);
@@ -139,11 +140,11 @@ final class Launcher {
         }
     }
 
-    private static Engine.Place place(String answer) throws IOException {
+    private static Engine.Place place(String answer, String sparkHost) throws IOException {
         try {
             JsonNode found = JSON.readTree(answer);
             return Engine.Place.of(found.required("socket").asText(), found.required("host").asText(),
-                    found.required("port").asInt(), SparkEnv.get().blockManager().blockManagerId().host());
+                    found.required("port").asInt(), sparkHost);
         } catch (JsonProcessingException | IllegalArgumentException e) {
             throw new IOException("it has answered `" + answer + "`", e);
         }

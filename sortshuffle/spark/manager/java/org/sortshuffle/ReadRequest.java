@@ -49,7 +49,10 @@ record ReadRequest(RecordReader.Blocks blocks, List<String> addresses, int[] ser
         send(link, 0);
     }
 
-    /** The same, to know which map outputs are lost, also of those that the engine knows. No records come. */
+    /**
+     * The same, to know which map outputs are lost, also of those whose index the engine knows. It takes
+     * those whose records it has in memory for sound. No records come.
+     */
     void sendToLook(Link link) throws IOException {
         send(link, 1);
     }
