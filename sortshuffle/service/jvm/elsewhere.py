@@ -155,6 +155,11 @@ class BlocksElsewhere(ABC):
         """Find all map outputs. Raises `LostBlocksError`."""
 
     @abstractmethod
+    def check_known(self) -> None:
+        """Look for the map outputs whose index was known, after a `locate` that has found others lost. Raises
+        `LostBlocksError`."""
+
+    @abstractmethod
     def forget(self) -> None:
         """Do not trust what is known of these blocks, other than records: `locate` then looks for them
         again."""

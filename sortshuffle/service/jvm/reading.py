@@ -69,16 +69,17 @@ class BlockReader:
         self._blocks = 0  # local blocks that were begun
 
     def locate(self) -> None:
-        """Find all map outputs. Raises `LostBlocksError` with all blocks that are lost, OSError."""
+        """Find all map outputs. Raises `LostBlocksError` with all blocks that are lost, OSError. If a service
+        does not answer, these are its blocks, and of the others those that were looked for."""
         try:
             self._locate()
         except LostBlocksError as error:
             if not error.is_reachable:
-                raise  # to ask a service that does not answer again would take its time-outs again
-            raise with_all_lost(error.blocks, str(error), self.look, self._request.shuffle) from None
+                raise
+            raise with_all_lost(error.blocks, str(error), self._check_known, self._request.shuffle) from None
 
     def _locate(self) -> None:
-        """Find all map outputs. Those that were known count as sound."""
+        """Find all map outputs. Those whose index or records were known count as sound."""
         lost: dict[int, str] = {}  # why, by number
         try:
             self._locate_local(lost)
@@ -111,6 +112,23 @@ class BlockReader:
         if self._elsewhere is not None:
             self._elsewhere.forget()
         self._look_here()
+
+    def _check_known(self) -> None:
+        """Look for the map outputs whose index was known, after `_locate`. Raises as `locate`."""
+        self._outputs.forget_gone([block.file_id for _, block, _ in self._local])
+        lost: list[int] = []
+        for number, block, _ in self._local:
+            try:
+                self._open(block)
+            except DataLossError:
+                lost.append(number)
+        if self._elsewhere is not None:
+            try:
+                self._elsewhere.check_known()
+            except LostBlocksError as error:
+                raise LostBlocksError((*lost, *error.blocks), str(error), error.is_reachable) from None
+        if lost:
+            raise LostBlocksError(lost, "map outputs of this host are gone or damaged")
 
     def _look_here(self) -> None:
         """`look`, but trust what is known of other hosts."""

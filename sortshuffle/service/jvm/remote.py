@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -104,35 +104,47 @@ class RemoteBlocks(BlocksElsewhere):
         self._request = request
         self._settings = settings
         self._clients = ServiceClients(settings.clients, settings.turn)
+        self._trusted: list[tuple[int, Block]] = []  # those whose index was known when they were located
 
     def locate(self) -> None:
-        answers = self._answers()
-        lost = [number for number, answer in answers.items() if _is_about_one(answer)]
-        unreachable = {
-            self._service(block): str(answers[number])
-            for number, block in self._blocks
-            if isinstance(answers[number], ServiceUnavailableError) and not _is_about_one(answers[number])
-        }
-        if unreachable:
-            raise self._unreachable(unreachable, lost)
-        if lost:
-            raise LostBlocksError(lost, str(answers[lost[0]]))
+        answers = self._answers(self._blocks)
+        self._raise_for(answers)
         self._found = [
             FoundBlock(number, block, self._path(block), known)
             for number, block in self._blocks
             if not isinstance(known := answers[number], Exception)
         ]
 
-    def _answers(self) -> dict[int, Answer]:
-        """Return the answer for each block, by number. Asks services about unknown blocks, several at a time:
-        each takes two round trips. Raises errors that concern neither a map output nor a host."""
-        # 1. use what is known
-        known = self._settings.known.get_all([block.file_id for _, block in self._blocks])
-        answers: dict[int, Answer] = {
-            number: known[block.file_id] for number, block in self._blocks if block.file_id in known
+    def check_known(self) -> None:
+        # not those that were just asked for: a refusal takes a time-out
+        trusted = self._trusted
+        self._settings.known.forget_indexes(block.file_id for _, block in trusted)
+        self._raise_for(self._answers(trusted))
+
+    def _raise_for(self, answers: Mapping[int, Answer]) -> None:
+        """Raise `LostBlocksError` if some of these are losses, or services that do not answer."""
+        lost = [number for number, answer in answers.items() if _is_about_one(answer)]
+        unreachable = {
+            self._service(block): str(answers[number])
+            for number, block in self._blocks
+            if isinstance(answers.get(number), ServiceUnavailableError) and not _is_about_one(answers[number])
         }
+        if unreachable:
+            raise self._unreachable(unreachable, lost)
+        if lost:
+            raise LostBlocksError(lost, str(answers[lost[0]]))
+
+    def _answers(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Answer]:
+        """Return the answer for each of ``blocks``, by number. Asks services about unknown blocks, several at
+        a time: each takes two round trips. Raises errors that concern neither a map output nor a host."""
+        # 1. use what is known
+        known = self._settings.known.get_all([block.file_id for _, block in blocks])
+        answers: dict[int, Answer] = {
+            number: known[block.file_id] for number, block in blocks if block.file_id in known
+        }
+        self._trusted = [each for each in blocks if isinstance(answers.get(each[0]), Index)]
         # 2. ask the services about the other blocks, alternating between services
-        unknown = self._alternate_services([each for each in self._blocks if each[0] not in answers])
+        unknown = self._alternate_services([each for each in blocks if each[0] not in answers])
         if unknown:
             failures = _Failures()
             services = {block.service for _, block in unknown}

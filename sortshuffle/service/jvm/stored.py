@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sortshuffle.errors import DataLossError, MissingDataError, Place
+from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
@@ -82,14 +82,13 @@ class StoredBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._shuffle = request.shuffle
         self._settings = settings
-        self._trusts_known = True
 
     def locate(self) -> None:
         """Find all map outputs. Also raises OSError: the store fails, or this host does not see the home."""
         known = self._look_up(self._blocks)
         losses = _losses(known)
-        sizes = self._sizes() if losses or not self._trusts_known else None
         if losses:
+            sizes = self._sizes()
             known |= self._look_up([each for each in self._blocks if _may_be_back(each, losses, sizes)])
             losses = _losses(known)
         self._found = [
@@ -97,16 +96,14 @@ class StoredBlocks(BlocksElsewhere):
             for number, block in self._blocks
             if not isinstance(found := known[number], DataLossError)
         ]
-        if not self._trusts_known:
-            paths = {each.number: each.path for each in self._found}
-            for number in self._gone(sizes):
-                what = "the data object is gone, or has another size"
-                losses[number] = MissingDataError(Place(paths[number]), what)
         if losses:
             raise self._lost(losses, sizes)
 
+    def check_known(self) -> None:
+        pass  # `locate` has compared all with the list of the shuffle
+
     def forget(self) -> None:
-        self._trusts_known = False  # a list of the store says more than an index that is read again
+        self._settings.known.forget_indexes(block.file_id for _, block in self._blocks)
 
     def pieces(self) -> Iterator[BytesLike]:
         try:

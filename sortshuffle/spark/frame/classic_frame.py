@@ -71,6 +71,12 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
             self._rows_for_spark.chain.leave_to_spark()  # it returns before the rows are read
         return target
 
+    def unpersist(self, blocking: bool = False) -> ClassicFrame:
+        """Drop the rows from Spark's cache. Return this frame."""
+        super().unpersist(blocking)
+        self.is_cached = False
+        return self
+
     @property
     def rdd(self) -> RDD[Any]:
         """The rows as an RDD of PySpark's."""

@@ -89,19 +89,30 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
             for number, reference in references(column):
                 by_plan[number].append(reference)
         frames: Any = (self, *others)
-        return all(any(each._has_of(*of_plan) for each in frames) for of_plan in by_plan.items())
+        case_sensitive = self._chain.context.case_sensitive if by_plan else False
+        for number, of_plan in by_plan.items():
+            own = [each for each in frames if each._plan._plan_id == number]
+            if own:  # PySpark does not look whether the frame of ``frame["k"]`` has such a column
+                own[0]._resolve_all(of_plan, case_sensitive)
+            elif not any(each._passes_on(of_plan, case_sensitive) for each in frames):
+                return False
+        return True
 
-    def _has_of(self, number: int, columns: Sequence[Column]) -> bool:
-        """Return whether this frame has these columns of the plan with that id. It must also have columns of
-        these names: PySpark does not look whether the frame of ``frame["k"]`` has such a column."""
-        shadow, case_sensitive = self._shadow, self._chain.context.case_sensitive
+    def _resolve_all(self, columns: Sequence[Column], case_sensitive: bool) -> None:
+        """Raise `ColumnError` unless this frame has columns of these names."""
+        schema = self.schema
+        for column in columns:
+            resolve(column_name(column), schema, case_sensitive)
+
+    def _passes_on(self, columns: Sequence[Column], case_sensitive: bool) -> bool:
+        """Return whether columns of another frame are those that have their names here."""
+        shadow = self._shadow
         assert isinstance(shadow, ConnectShadow)
         try:
-            for column in columns:
-                resolve(column_name(column), self.schema, case_sensitive)
+            self._resolve_all(columns, case_sensitive)
         except ColumnError:
             return False
-        return number == self._plan._plan_id or shadow.passes_on(columns)
+        return shadow.passes_on(columns)
 
     @property
     def _twin(self) -> DataFrame:

@@ -529,7 +529,7 @@ class ShuffleFrame(TwoSidedFrame):
             plan.unpersist(blocking)
         elif not self._is_in_python or self._plain is not None:
             super().unpersist(blocking)
-        self.is_cached = self._is_kept = False
+        self._is_kept = False
         for chain in self._chains():
             release(chain)
         return self

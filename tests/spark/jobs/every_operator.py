@@ -374,9 +374,7 @@ def columns_that_stay(f: DataFrame, g: DataFrame) -> list[DataFrame]:
     """A column of a frame is also one of the frames that pass it on."""
     few = f.sort("id").distinct()
     joined = few.join(g, "st", "left")
-    kept = f.persist().select("st", "id")
     return [
-        kept.groupBy(f.st).count(),
         few.select(f.st, few.d),
         few.groupBy(f.st).count(),
         few.select("st", "id").sort(f.id),
@@ -395,6 +393,23 @@ def columns_of_frames_that_stay(job: Job) -> tuple[Any, Any]:
     f, g, left, right = sides(job)
     ours = columns_that_stay(f.repartition(3, "st"), g.drop("i").repartition(3, "st"))
     return list(map(rows, ours)), list(map(rows, columns_that_stay(left, right.drop("i"))))
+
+
+@case_of_drivers
+def columns_of_a_kept_frame(job: Job) -> tuple[Any, Any]:
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    made = job.g.select("st", "id", "i").mapInArrow(same, "st string, id long, i int")
+    kept = made.persist()
+    assert kept.is_cached
+    ours = kept.select("st", "id").groupBy(kept.st).count(), kept.select("id", "st").sort(made.id)
+    try:
+        found = list(map(rows, ours))
+    finally:
+        kept.unpersist()
+    assert not kept.is_cached
+    return found, [rows(job.few.groupBy("st").count()), rows(job.few.select("id", "st"))]
 
 
 @case_of_drivers

@@ -59,35 +59,47 @@ final class Engine {
          * because that is an address in another network, it is the service's own.
          */
         private static String locationHost(String host, int port, String sparkHost) {
-            if (sparkHost.equals(host) || listensAt(sparkHost, port) || isBetter(sparkHost, host))
+            if (sparkHost.equals(host) || listensAt(sparkHost, port) || mayLeadHere(sparkHost, host))
                 return sparkHost;
-            LOG.info("The service does not listen at {}, which is Spark's name of this host. Map outputs are"
-                            + " at {}, where Spark does not look for near ones",
+            LOG.info(
+                    "The service does not listen at {}, as Spark calls this host, but at {}. Locations of map"
+                            + " outputs name that, so Spark does not know which tasks are near",
                     sparkHost, host);
             return bracketed(host);
         }
 
         private static boolean listensAt(String host, int port) {
+            try {
+                for (InetAddress address : InetAddress.getAllByName(host))
+                    if (listensAt(new InetSocketAddress(address, port)))
+                        return true;
+            } catch (UnknownHostException e) {
+                LOG.debug("Spark's name of this host is not known here", e);
+            }
+            return false;
+        }
+
+        private static boolean listensAt(InetSocketAddress address) {
             try (Socket socket = new Socket()) {
-                socket.connect(
-                        new InetSocketAddress(InetAddress.getByName(host), port), CONNECT_MILLISECONDS);
+                socket.connect(address, CONNECT_MILLISECONDS);
                 return true;
             } catch (IOException e) {
                 return false;
             }
         }
 
-        /** Whether others rather reach the service at a name of Spark's at which it is not found here. */
-        private static boolean isBetter(String sparkHost, String host) {
+        /** Whether other hosts may find the service at Spark's name, though this one does not. */
+        private static boolean mayLeadHere(String sparkHost, String host) {
             try {
                 InetAddress spark = InetAddress.getByName(sparkHost);
                 InetAddress own = InetAddress.getByName(host);
                 // a host's own name often means loopback there, and its address elsewhere
                 boolean isOwnName = spark.isLoopbackAddress() && !spark.getHostAddress().equals(sparkHost);
+                // and at these only this host finds the service
                 boolean isFromHereOnly = own.isLoopbackAddress() && !spark.isLoopbackAddress();
                 return isOwnName || isFromHereOnly || own.isAnyLocalAddress();
             } catch (UnknownHostException e) {
-                return true;
+                return true; // Spark itself relies on its name
             }
         }
     }
