@@ -156,7 +156,7 @@ class BlocksElsewhere(ABC):
 
     @abstractmethod
     def check_known(self) -> None:
-        """Look for the map outputs whose index was known, after a `locate` that has found others lost. Raises
+        """Look for the map outputs whose index `locate` knew, because others of the request are lost. Raises
         `LostBlocksError`."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ Single-threaded: each connection has its own reader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,8 @@ class BlockReader:
 
     def locate(self) -> None:
         """Find all map outputs. Raises `LostBlocksError` with all blocks that are lost, OSError. If a service
-        does not answer, these are its blocks, and of the others those that were looked for."""
+        does not answer, the error names all its blocks, and of other blocks only those whose loss is known
+        by then."""
         try:
             self._locate()
         except LostBlocksError as error:
@@ -80,20 +81,34 @@ class BlockReader:
 
     def _locate(self) -> None:
         """Find all map outputs. Those whose index or records were known count as sound."""
-        lost: dict[int, str] = {}  # why, by number
+        self._look_on_both_sides(self._locate_local, lambda elsewhere: elsewhere.locate())
+
+    def _check_known(self) -> None:
+        """Look for the map outputs whose index was known, after `_locate`."""
+        self._look_on_both_sides(self._check_local, lambda elsewhere: elsewhere.check_known())
+
+    def _look_on_both_sides(
+        self, look_here: Callable[[dict[int, str]], None], look_elsewhere: Callable[[BlocksElsewhere], None]
+    ) -> None:
+        """Look for map outputs here, which notes why those are lost that are, by number, and elsewhere. Raise
+        `LostBlocksError` with all that are lost. If one look fails otherwise, with what is known by then."""
+        lost: dict[int, str] = {}
         try:
-            self._locate_local(lost)
+            look_here(lost)
             if self._elsewhere is not None:
-                self._elsewhere.locate()
+                look_elsewhere(self._elsewhere)
         except LostBlocksError as error:
             why = next(iter(lost.values()), str(error))
             raise LostBlocksError((*lost, *error.blocks), why, error.is_reachable) from None
         except PROBLEMS as problem:
             if not lost:
                 raise
-            _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
+            self._warn(problem)
         if lost:
             raise LostBlocksError(tuple(lost), next(iter(lost.values())))
+
+    def _warn(self, problem: BaseException) -> None:
+        _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
 
     def _locate_local(self, lost: dict[int, str]) -> None:
         """Find the map outputs of this host, and note in ``lost`` those that are lost."""
@@ -113,22 +128,16 @@ class BlockReader:
             self._elsewhere.forget()
         self._look_here()
 
-    def _check_known(self) -> None:
-        """Look for the map outputs whose index was known, after `_locate`. Raises as `locate`."""
+    def _check_local(self, lost: dict[int, str]) -> None:
+        """Look again for the map outputs of this host that `_locate_local` has found."""
         self._outputs.forget_gone([block.file_id for _, block, _ in self._local])
-        lost: list[int] = []
         for number, block, _ in self._local:
             try:
                 self._open(block)
-            except DataLossError:
-                lost.append(number)
-        if self._elsewhere is not None:
-            try:
-                self._elsewhere.check_known()
-            except LostBlocksError as error:
-                raise LostBlocksError((*lost, *error.blocks), str(error), error.is_reachable) from None
-        if lost:
-            raise LostBlocksError(lost, "map outputs of this host are gone or damaged")
+            except DataLossError as error:
+                lost[number] = str(error)
+            except OSError as problem:  # a disk that fails says nothing of what is on the others
+                self._warn(problem)
 
     def _look_here(self) -> None:
         """`look`, but trust what is known of other hosts."""

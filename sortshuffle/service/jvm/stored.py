@@ -100,9 +100,10 @@ class StoredBlocks(BlocksElsewhere):
             raise self._lost(losses, sizes)
 
     def check_known(self) -> None:
-        pass  # `locate` has compared all with the list of the shuffle
+        pass  # `locate` has compared all with the list of the shuffle, if the store has given one
 
     def forget(self) -> None:
+        # indexes alone are read again: a data object that is gone is found when one of these is, too
         self._settings.known.forget_indexes(block.file_id for _, block in self._blocks)
 
     def pieces(self) -> Iterator[BytesLike]:

@@ -387,7 +387,7 @@ class TwoSidedFrame(DataFrame):
     @abstractmethod
     def _has(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame]) -> bool:
         """Return whether ``columns`` are columns of this frame or of ``others``, or of no DataFrame. If so,
-        Python may look them up by name."""
+        Python may look them up by name. May raise `ColumnError`, if that says more than no."""
 
     # ---- crossings ----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@ whatever their size; all that is lost is named at once; damaged data is never ha
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -31,8 +32,11 @@ from jvm_client import (
     write_output,
 )
 
+from sortshuffle import calls
 from sortshuffle.format.header import Codec
+from sortshuffle.format.index import Index
 from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm import outputs as outputs_module
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.reading import READ_BYTES
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -254,6 +258,33 @@ def test_known_ones_are_named_with_those_that_are_looked_for(engine: Serving, cl
         os.truncate(each.file(engine.homes[0]).data_path, 400)
     answer = client.read(blocks)
     assert (answer.status, answer.lost) == (LOST, (1, 2))
+
+
+def test_a_file_that_cannot_be_opened_hides_no_loss_of_others(
+    engine: Serving, client: JvmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = outputs_of(client, 5, 300 * KIB)
+    blocks = [each.block(0, 4) for each in outputs]
+    assert client.read(blocks[:4]).status == DONE
+    files = [each.file(engine.homes[0]) for each in outputs]
+    for at in (0, 3, 4):
+        os.unlink(files[at].data_path)
+    stat = calls.stat
+
+    def failing(path: str) -> os.stat_result:
+        if path == files[1].index_path:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return stat(path)
+
+    def no_index(file: PartitionedFile, file_id: bytes) -> Index:
+        if file == files[1]:
+            raise OSError(errno.EIO, "Input/output error", file.index_path)
+        return read_index(file, file_id)
+
+    monkeypatch.setattr(calls, "stat", failing)
+    monkeypatch.setattr(outputs_module, "read_index", no_index)
+    answer = client.read(blocks)
+    assert (answer.status, answer.lost) == (LOST, (0, 3, 4))
 
 
 def test_a_look_finds_what_is_lost_of_known_map_outputs(engine: Serving, client: JvmClient) -> None:

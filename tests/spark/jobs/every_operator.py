@@ -401,15 +401,18 @@ def columns_of_a_kept_frame(job: Job) -> tuple[Any, Any]:
         yield from batches
 
     made = job.g.select("st", "id", "i").mapInArrow(same, "st string, id long, i int")
-    kept = made.persist()
-    assert kept.is_cached
-    ours = kept.select("st", "id").groupBy(kept.st).count(), kept.select("id", "st").sort(made.id)
+    chosen = made.select("st", "id")
+    kept = (made.persist(), chosen.persist())
     try:
+        assert made.is_cached
+        ours = chosen.groupBy(made.st).count(), made.select("id", "st").sort(made.id), chosen.sort(made.id)
         found = list(map(rows, ours))
     finally:
-        kept.unpersist()
-    assert not kept.is_cached
-    return found, [rows(job.few.groupBy("st").count()), rows(job.few.select("id", "st"))]
+        for each in kept:
+            each.unpersist()
+    assert not made.is_cached
+    plain = job.few.groupBy("st").count(), job.few.select("id", "st"), job.few.select("st", "id")
+    return found, list(map(rows, plain))
 
 
 @case_of_drivers

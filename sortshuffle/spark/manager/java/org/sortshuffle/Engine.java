@@ -62,8 +62,8 @@ final class Engine {
             if (sparkHost.equals(host) || listensAt(sparkHost, port) || mayLeadHere(sparkHost, host))
                 return sparkHost;
             LOG.info(
-                    "The service does not listen at {}, as Spark calls this host, but at {}. Locations of map"
-                            + " outputs name that, so Spark does not know which tasks are near",
+                    "The service does not listen at {}, as Spark calls this host, but at {}. Map outputs are"
+                            + " located at the latter, so Spark does not know which tasks are near them",
                     sparkHost, host);
             return bracketed(host);
         }
@@ -95,11 +95,11 @@ final class Engine {
                 InetAddress own = InetAddress.getByName(host);
                 // a host's own name often means loopback there, and its address elsewhere
                 boolean isOwnName = spark.isLoopbackAddress() && !spark.getHostAddress().equals(sparkHost);
-                // and at these only this host finds the service
+                // at a loopback address only this host finds the service
                 boolean isFromHereOnly = own.isLoopbackAddress() && !spark.isLoopbackAddress();
                 return isOwnName || isFromHereOnly || own.isAnyLocalAddress();
             } catch (UnknownHostException e) {
-                return true; // Spark itself relies on its name
+                return true; // a name that is unknown here may be known elsewhere
             }
         }
     }
