@@ -100,6 +100,9 @@ class ClassicShadow(Shadow):
             rows = _with_columns_of(plan, rows, analysed(shadow).output(), renamed)
         return _planned(plan, rows)
 
+    def has_ids_of(self, plan: DataFrame) -> bool:
+        return self.ids() == column_ids(analysed(plan))
+
     def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
         """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""
         wanted = {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}

@@ -227,6 +227,8 @@ class TwoSidedFrame(DataFrame):
                 planned, shadow = self._planned(), self._own_shadow
                 # columns of this frame, and of those that it was derived from, must resolve in it
                 self._plain = planned if shadow is None else shadow.with_ids(planned)
+                if shadow is not None and not shadow.has_ids_of(self._plain):
+                    self._own_shadow = shadow.replaced_by(self._plain)
             return self._plain
 
     def _planned(self) -> DataFrame:

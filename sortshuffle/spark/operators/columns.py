@@ -77,7 +77,7 @@ def _source_and_twin(rows: Rows, twin: DataFrame, name: str, column: Any) -> tup
     while isinstance(node, Alias):
         node = node.child
     if isinstance(node, Attribute):
-        # by name, because the Column may belong to another DataFrame
+        # by name: the twin may be another plan than the one that the Column belongs to
         return resolve(node.name, rows.schema, rows.context.case_sensitive), sf.col(node.name)
     if isinstance(node, Literal):
         (kind,) = to_arrow(twin.select(column).schema, rows.context.conf.timezone).types

@@ -91,6 +91,18 @@ def test_a_kept_frame_is_not_made_again_for_hidden_columns(job: SparkSession) ->
         kept.unpersist()
 
 
+def test_columns_of_a_planned_frame_behind_a_kept_one(job: SparkSession) -> None:
+    """Spark renews the ids of the columns, because the kept plan has them, too."""
+    kept = numbers(job, 7).persist()
+    try:
+        chosen = kept.select("id", "k")
+        chosen.toDF()
+        found = chosen.filter(sf.upper(chosen.k.cast("string")) == "1").collect()
+        assert sorted(row.id for row in found) == [1, 4]
+    finally:
+        kept.unpersist()
+
+
 def test_a_column_of_another_frame_beside_an_arrow_expression(job: SparkSession) -> None:
     f, g = numbers(job, 7), numbers(job, 4).select("k")
     joined = f.join(g, "k", "full")

@@ -402,14 +402,13 @@ def columns_of_a_kept_frame(job: Job) -> tuple[Any, Any]:
 
     made = job.g.select("st", "id", "i").mapInArrow(same, "st string, id long, i int")
     chosen = made.select("st", "id")
-    kept = (made.persist(), chosen.persist())
+    made.persist()
     try:
         assert made.is_cached
         ours = chosen.groupBy(made.st).count(), made.select("id", "st").sort(made.id), chosen.sort(made.id)
         found = list(map(rows, ours))
     finally:
-        for each in kept:
-            each.unpersist()
+        made.unpersist()
     assert not made.is_cached
     plain = job.few.groupBy("st").count(), job.few.select("id", "st"), job.few.select("st", "id")
     return found, list(map(rows, plain))

@@ -119,9 +119,11 @@ def test_nullability_and_metadata_are_those_of_spark(spark: SparkSession) -> Non
     assert ours.collect() == plain.collect()
 
 
-def test_columns_of_another_dataframe_are_taken_by_their_names_beside_arrows(small: DataFrame) -> None:
+def test_columns_of_another_dataframe_are_refused_also_beside_arrows(small: DataFrame) -> None:
     other = small.select(sf.col("v") * 1, "k").toDF("v", "k")
-    assert sortshuffle.frame(small).withColumns({"x": other.v, "y": field("k")}).collect()[0].x == 2.0
+    with pytest.raises(ColumnError, match="a column of another DataFrame"):
+        sortshuffle.frame(small).withColumns({"x": other.v, "y": field("k")})
+    assert sortshuffle.frame(small).withColumns({"x": small.v, "y": field("k")}).collect()[0].x == 2.0
     for frame in (sortshuffle.frame(small), small):
         with pytest.raises(AnalysisException, match="MISSING_ATTRIBUTES"):
             frame.withColumn("x", other.v)

@@ -61,8 +61,7 @@ final class Engine {
         private static String locationHost(String host, int port, String sparkHost) {
             if (sparkHost.equals(host) || listensAt(sparkHost, port) || mayLeadHere(sparkHost, host))
                 return sparkHost;
-            LOG.info(
-                    "The service does not listen at {}, as Spark calls this host, but at {}. Map outputs are"
+            LOG.info("The service does not listen at {}, as Spark calls this host, but at {}. Map outputs are"
                             + " located at the latter, so Spark does not know which tasks are near them",
                     sparkHost, host);
             return bracketed(host);
