@@ -27,6 +27,11 @@ class LostBlocksError(Exception):
         self.is_reachable = is_reachable
 
 
+def warn_of(problem: BaseException, shuffle: int) -> None:
+    """Log that a look for lost map outputs has failed, of which some are known."""
+    _log.warning("what else is lost of shuffle %d cannot be told: %s", shuffle, problem)
+
+
 def with_all_lost(
     known: Iterable[int], why: str, locate: Callable[[], None], shuffle: int
 ) -> LostBlocksError:
@@ -39,5 +44,5 @@ def with_all_lost(
         lost.update(others.blocks)
         is_reachable = others.is_reachable
     except PROBLEMS as problem:  # then only the known ones
-        _log.warning("what else is lost of shuffle %d cannot be told: %s", shuffle, problem)
+        warn_of(problem, shuffle)
     return LostBlocksError(sorted(lost), why, is_reachable)

@@ -19,7 +19,6 @@ Single-threaded: each connection has its own reader.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -34,13 +33,11 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
-from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, with_all_lost
+from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, warn_of, with_all_lost
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
 from sortshuffle.storage.files.grouping import in_groups
-
-_log = logging.getLogger(__name__)
 
 # Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
@@ -103,12 +100,9 @@ class BlockReader:
         except PROBLEMS as problem:
             if not lost:
                 raise
-            self._warn(problem)
+            warn_of(problem, self._request.shuffle)
         if lost:
             raise LostBlocksError(tuple(lost), next(iter(lost.values())))
-
-    def _warn(self, problem: BaseException) -> None:
-        _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
 
     def _locate_local(self, lost: dict[int, str]) -> None:
         """Find the map outputs of this host, and note in ``lost`` those that are lost."""
@@ -137,7 +131,7 @@ class BlockReader:
             except DataLossError as error:
                 lost[number] = str(error)
             except OSError as problem:  # a disk that fails says nothing of what is on the others
-                self._warn(problem)
+                warn_of(problem, self._request.shuffle)
 
     def _look_here(self) -> None:
         """`look`, but trust what is known of other hosts."""

@@ -597,7 +597,7 @@ class ShuffleFrame(TwoSidedFrame):
         it is no DataFrame."""
         if not isinstance(other, DataFrame):
             raise UsageError(f"{operator}() takes a DataFrame, not {type(other).__name__}")
-        frame = other if isinstance(other, ShuffleFrame) else self._of_plain(other, self.sparkSession)
+        frame = self._as_frame(other)
         if frame._has_observation():
             raise UnsupportedError("Spark reports what observe() asks for only of plans that it runs itself")
         own = frame._to_python(operator)

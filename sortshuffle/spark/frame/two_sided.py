@@ -112,6 +112,11 @@ class TwoSidedFrame(DataFrame):
         frame._runs, frame._lock = [], threading.RLock()
         return frame
 
+    def _as_frame(self: Frame, df: DataFrame) -> Frame:
+        """Return ``df``, or a frame of Spark's side if it is an ordinary DataFrame."""
+        own = isinstance(df, TwoSidedFrame)
+        return cast(Frame, df) if own else self._of_plain(df, self.sparkSession)
+
     def _derive(self: Frame, rows: Rows, *others: TwoSidedFrame) -> Frame:
         """Return a frame of Python's side, made from this frame and ``others``."""
         frame = self._of_rows(rows, self.sparkSession)
@@ -309,7 +314,7 @@ class TwoSidedFrame(DataFrame):
             return [self._wrap(method, each, args) for each in result]
         if not isinstance(result, DataFrame) or (isinstance(result, TwoSidedFrame) and not result._is_new):
             return result
-        frame = result if isinstance(result, TwoSidedFrame) else self._of_plain(result, self.sparkSession)
+        frame = self._as_frame(result)
         frame._is_new = False
         others = list(_frames_in(args))
         frame._crossings = _united(each._crossings for each in (self, *others))
@@ -563,11 +568,7 @@ def _checked(
     """Call an operator of Python's side, after `_check_columns` if it looks columns up by name."""
     if method.__name__ not in _READS_ANALYSIS:
         values = [*args, *kwargs.values()]
-        dataframes = [each for each in values if isinstance(each, DataFrame)]
-        others = [
-            each if isinstance(each, TwoSidedFrame) else frame._of_plain(each, frame.sparkSession)
-            for each in dataframes
-        ]
+        others = [frame._as_frame(each) for each in values if isinstance(each, DataFrame)]
         frame._check_columns(list(columns_in(values)), others)
     return method(frame, *args, **kwargs)
 

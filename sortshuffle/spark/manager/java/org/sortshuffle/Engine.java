@@ -2,10 +2,6 @@ package org.sortshuffle;
 
 import java.io.IOException;
 import java.io.InterruptedIOException;
-import java.net.InetAddress;
-import java.net.InetSocketAddress;
-import java.net.Socket;
-import java.net.UnknownHostException;
 import java.nio.channels.ClosedByInterruptException;
 import java.nio.channels.ClosedChannelException;
 import java.nio.charset.StandardCharsets;
@@ -32,82 +28,10 @@ import org.slf4j.LoggerFactory;
  * other lock is taken under it.
  */
 final class Engine {
-    /**
-     * Where the engine listens: its Unix socket, and its service's TCP address. `sparkHost`: Spark's name of
-     * this host. `locationHost`: the one in the locations of map outputs.
-     */
-    record Place(String socket, String host, int port, String sparkHost, String locationHost) {
-        static Place of(String socket, String host, int port, String sparkHost) {
-            return new Place(socket, host, port, sparkHost, locationHost(host, port, sparkHost));
-        }
-
-        String address() {
-            return bracketed(host) + ":" + port;
-        }
-
-        /** Whether this is the service's address, by any of this host's names. */
-        boolean isAt(String named, int itsPort) {
-            return itsPort == port && (named.equals(locationHost) || named.equals(sparkHost));
-        }
-
-        private static String bracketed(String host) {
-            return host.contains(":") ? "[" + host + "]" : host;
-        }
-
-        /**
-         * Spark's name, so that Spark runs tasks near their input. If the service does not listen there,
-         * because that is an address in another network, it is the service's own.
-         */
-        private static String locationHost(String host, int port, String sparkHost) {
-            if (sparkHost.equals(host) || listensAt(sparkHost, port) || mayLeadHere(sparkHost, host))
-                return sparkHost;
-            LOG.info("The service does not listen at {}, as Spark calls this host, but at {}. Map outputs are"
-                            + " located at the latter, so Spark does not know which tasks are near them",
-                    sparkHost, host);
-            return bracketed(host);
-        }
-
-        private static boolean listensAt(String host, int port) {
-            try {
-                for (InetAddress address : InetAddress.getAllByName(host))
-                    if (listensAt(new InetSocketAddress(address, port)))
-                        return true;
-            } catch (UnknownHostException e) {
-                LOG.debug("Spark's name of this host is not known here", e);
-            }
-            return false;
-        }
-
-        private static boolean listensAt(InetSocketAddress address) {
-            try (Socket socket = new Socket()) {
-                socket.connect(address, CONNECT_MILLISECONDS);
-                return true;
-            } catch (IOException e) {
-                return false;
-            }
-        }
-
-        /** Whether other hosts may find the service at Spark's name, though this one does not. */
-        private static boolean mayLeadHere(String sparkHost, String host) {
-            try {
-                InetAddress spark = InetAddress.getByName(sparkHost);
-                InetAddress own = InetAddress.getByName(host);
-                // a host's own name often means loopback there, and its address elsewhere
-                boolean isOwnName = spark.isLoopbackAddress() && !spark.getHostAddress().equals(sparkHost);
-                // at a loopback address only this host finds the service
-                boolean isFromHereOnly = own.isLoopbackAddress() && !spark.isLoopbackAddress();
-                return isOwnName || isFromHereOnly || own.isAnyLocalAddress();
-            } catch (UnknownHostException e) {
-                return true; // a name that is unknown here may be known elsewhere
-            }
-        }
-    }
-
     /** In place of a shuffle to remove: all of the application, on storage that all hosts see. */
     static final int EVERYTHING = -1;
 
     private static final Logger LOG = LoggerFactory.getLogger(Engine.class);
-    private static final int CONNECT_MILLISECONDS = 1000; // to this host itself
     private static final int MOST_REMOVALS = 4; // at once, so that one that hangs stops no others
     private static volatile Engine current;
 
@@ -202,18 +126,19 @@ final class Engine {
         Place known = place;
         if (known != null) {
             try {
-                Link link = Link.connect(this, known.socket);
-                if (link.port() == known.port)
+                Link link = Link.connect(this, known.socket());
+                if (link.port() == known.port())
                     return link;
                 link.discard(); // another JVM has started the service anew: this one must learn where it is
-                LOG.info("The service of the shuffle engine at {} has another port now", known.socket);
+                LOG.info("The service of the shuffle engine at {} has another port now", known.socket());
             } catch (ClosedByInterruptException | Link.Refusal e) {
                 throw e;
             } catch (IOException e) {
-                LOG.info("The shuffle engine at {} does not answer any more: {}", known.socket, e.toString());
+                LOG.info("The shuffle engine at {} does not answer any more: {}", known.socket(),
+                        e.toString());
             }
         }
-        return Link.connect(this, start(known).socket);
+        return Link.connect(this, start(known).socket());
     }
 
     /** Takes a link back that is between two requests. False if it is of no use any more. */
@@ -250,7 +175,7 @@ final class Engine {
         } finally {
             starting.unlock();
         }
-        LOG.info("The shuffle engine listens on {}, its service on {}", started.socket, started.address());
+        LOG.info("The shuffle engine listens on {}, its service on {}", started.socket(), started.address());
         reports.service(started.address());
         return started;
     }

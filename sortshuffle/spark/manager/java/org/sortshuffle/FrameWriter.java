@@ -158,7 +158,7 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
         for (long size : sizes)
             bytes += size;
         metrics.incBytesWritten(bytes);
-        Engine.Place place = engine.place();
+        Place place = engine.place();
         Option<String> fileId = Option.apply(HexFormat.of().formatHex(finished.fileId()));
         location = location(place.locationHost(), place.port(), fileId);
         LOG.debug("Map output {} of shuffle {}: {} bytes, {} regions written before the records ended",

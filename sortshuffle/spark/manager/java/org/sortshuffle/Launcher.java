@@ -53,7 +53,7 @@ final class Launcher {
     }
 
     /** Where the engine is. Fails with an IOException that names interpreter and setting. */
-    static Engine.Place launch(String token, String secret) throws IOException {
+    static Place launch(String token, String secret) throws IOException {
         SparkConf conf = SparkEnv.get().conf();
         String python = python(conf);
         String sparkHost = SparkEnv.get().blockManager().blockManagerId().host();
@@ -140,10 +140,10 @@ final class Launcher {
         }
     }
 
-    private static Engine.Place place(String answer, String sparkHost) throws IOException {
+    private static Place place(String answer, String sparkHost) throws IOException {
         try {
             JsonNode found = JSON.readTree(answer);
-            return Engine.Place.of(found.required("socket").asText(), found.required("host").asText(),
+            return Place.of(found.required("socket").asText(), found.required("host").asText(),
                     found.required("port").asInt(), sparkHost);
         } catch (JsonProcessingException | IllegalArgumentException e) {
             throw new IOException("it has answered `" + answer + "`", e);
