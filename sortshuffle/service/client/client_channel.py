@@ -178,9 +178,11 @@ class ClientChannel(ABC):
         self.changed.notify_all()
 
     def close(self) -> None:
-        """Close the channel, which is no longer wanted, and wake its consumer."""
+        """Close the channel, which is no longer wanted, and wake its consumer. A reader that is given up may
+        close it before it is opened: then nobody waits yet."""
         self.is_closed = True
-        self.changed.notify_all()
+        if self._changed is not None:
+            self._changed.notify_all()
 
     @abstractmethod
     def _request(self, number: int) -> bytes | None: ...

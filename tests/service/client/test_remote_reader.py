@@ -37,6 +37,7 @@ from sortshuffle.errors import (
 )
 from sortshuffle.service.client import backoff
 from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_channel import ClientChannel
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.client.remote_reader import MOST_ATTEMPTS
@@ -690,8 +691,7 @@ def test_parts_that_were_delivered_are_not_delivered_again(tmp_path: Path) -> No
 # --- giving up ---------------------------------------------------------------------------------------------
 
 
-@BOTH_WAYS
-def test_who_waits_is_woken_when_it_is_given_up(output: Output, read: Read) -> None:
+def test_who_waits_is_woken_when_it_is_given_up(output: Output) -> None:
     asked = threading.Event()
 
     def says_nothing(peer: Peer) -> None:
@@ -712,6 +712,27 @@ def test_who_waits_is_woken_when_it_is_given_up(output: Output, read: Read) -> N
             reader.give_up()
         with pytest.raises(StateError, match="the reader was closed"):
             reader.read_unverified(channel.extents[0])
+
+
+@pytest.mark.parametrize("read", ["read_unverified", "fetch"])
+def test_a_reader_may_be_given_up_just_before_its_request(
+    output: Output, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread of the task has failed. Its error must not be hidden by one of this thread."""
+    with ScriptedServer(lambda peer: peer.until_gone()) as server, clients_of() as clients:
+        channel = output.channel(clients, server.address)
+        extent = channel.extents[0]
+        with channel.open(channel.extents) as reader:
+            link = clients.client(server.address).link
+            opens = link.open
+
+            def give_up_and_open(stream: ClientChannel) -> None:
+                reader.give_up()
+                opens(stream)
+
+            monkeypatch.setattr(link, "open", give_up_and_open)
+            with pytest.raises(StateError, match="the reader was closed"):
+                reader.read_unverified(extent) if read == "read_unverified" else reader.fetch(1, extent)
 
 
 def test_closing_the_clients_wakes_who_waits_and_ends_the_threads(output: Output) -> None:
