@@ -103,6 +103,29 @@ def test_columns_of_a_planned_frame_behind_a_kept_one(job: SparkSession) -> None
         kept.unpersist()
 
 
+BEHIND_KEPT: dict[str, Call] = {
+    "own column": lambda kept, made: made.filter(sf.soundex(made.k.cast("string")) != "1"),
+    "column of the kept one": lambda kept, made: made.filter(sf.soundex(kept.k.cast("string")) != "1"),
+    "dropped column": lambda kept, made: made.filter(sf.soundex(kept.v.cast("string")) != "4"),
+    "groups": lambda kept, made: made.groupBy(kept.k).agg(sf.max(made.id)),
+    "groups of two kept ones": lambda kept, made: made.persist().groupBy(kept.k).agg(sf.max(made.id)),
+    "join": lambda kept, made: kept.filter("id < 3").join(made.filter("k = 1"), "id"),
+}
+
+
+@pytest.mark.parametrize("call", BEHIND_KEPT.values(), ids=BEHIND_KEPT.keys())
+def test_columns_of_frames_behind_a_kept_one(job: SparkSession, spark: SparkSession, call: Call) -> None:
+    """Their plan has column ids that the kept plan below has, too."""
+    found = []
+    for session in (job, spark):
+        kept = numbers(session, 7).persist()
+        try:
+            found.append(sorted(call(kept, kept.select("k", "id")).collect()))
+        finally:
+            session.catalog.clearCache()
+    assert found[0] == found[1] != []
+
+
 def test_a_column_of_another_frame_beside_an_arrow_expression(job: SparkSession) -> None:
     f, g = numbers(job, 7), numbers(job, 4).select("k")
     joined = f.join(g, "k", "full")
