@@ -4,6 +4,7 @@ two_sided         where a frame's rows are, Spark's side or Python's, and how th
 shuffle_frame     `ShuffleFrame`: the operators of Python's side
 shadow            what Spark analyses in place of a frame: its columns, without rows
 classic_shadow    the same in sessions with a JVM
+connect_shadow    the same over Spark Connect
 classic_frame     frames of sessions with a JVM
 connect_frame     frames of Spark Connect
 frames            `frame`, `broadcast`

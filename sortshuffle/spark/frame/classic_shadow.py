@@ -76,13 +76,6 @@ class ClassicShadow(Shadow):
         new = object()
         return {number: known.get(number, new) for number in self.ids()}
 
-    def replaced_by(self, plan: DataFrame) -> ClassicShadow:
-        if self.dataframe() is plan:
-            return self
-        shadow = ClassicShadow(None)
-        shadow._made, shadow._groups = plan, self.groups()
-        return shadow
-
     def with_ids(self, plan: DataFrame) -> DataFrame:
         shadow = self.dataframe()
         ids, rows = self.ids(), analysed(plan)
@@ -99,9 +92,6 @@ class ClassicShadow(Shadow):
             renamed = [groups.get(number, number) == group for number in ids]
             rows = _with_columns_of(plan, rows, analysed(shadow).output(), renamed)
         return _planned(plan, rows)
-
-    def has_ids_of(self, plan: DataFrame) -> bool:
-        return self.ids() == column_ids(analysed(plan))
 
     def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
         """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""

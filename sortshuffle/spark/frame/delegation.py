@@ -1,8 +1,8 @@
 """`delegating`: makes PySpark's own methods return objects of ours, and raise errors of ours.
 
-PySpark's methods name their own classes when they make a result. This is the one place where such results are
-replaced: by each class's ``_delegated``. An error of ours that a task raised reaches the driver as PySpark's;
-`own_errors` raises one that is both.
+PySpark's methods name their own classes when they make a result. Here such results are replaced, by each
+class's ``_delegated``; `shuffle_session` does it for readers and for DataFrames that libraries make. An error
+of ours that a task raised reaches the driver as PySpark's; `own_errors` raises one that is both.
 
 A method that is called as a function, such as ``DataFrame.union(frame, other)``, reaches PySpark's own
 classes. `dispatch_to` leads such calls to ours.

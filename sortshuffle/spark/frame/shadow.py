@@ -104,19 +104,9 @@ class Shadow:
 
     # ---- with a JVM ---------------------------------------------------------------------------------
 
-    def replaced_by(self, plan: DataFrame) -> Shadow:
-        """Return the shadow of the same frame for what is made from now on: Spark keeps its rows, or has
-        renewed the column ids. ``plan``: as Spark planned it."""
-        return self
-
     def with_ids(self, plan: DataFrame) -> DataFrame:
         """Return ``plan``, which has the rows of the shadow's frame, with the shadow's column ids."""
         return plan
-
-    def has_ids_of(self, plan: DataFrame) -> bool:
-        """Return whether ``plan``, made by `with_ids`, has the shadow's column ids. Spark may have renewed
-        them, if a frame below is kept that has them, too."""
-        return True
 
     def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame | None:
         """Return ``result``, of a call on this shadow and others, with the rows of ``bases`` in its plan.

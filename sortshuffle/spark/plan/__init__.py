@@ -6,6 +6,8 @@ exchange, fanout, schemes              one shuffle; several of the same rows in 
 sampling                               bounds of ranges, from a sample of the keys
 estimated_sizes, measured_sizes, skew  bytes of chains; bytes of subpartitions; large subpartitions divided
 hints                                  what Spark's planner is told about a frame: layout, order and size
+coalescing                             fewer partitions for an action
+kept_rows                              rows that are in Spark's cache
 staging                                puts a chain into Spark's plan as a stage
 explain                                a plan and its figures as text
 once                                   a value computed on first use

@@ -15,8 +15,8 @@ If one map stage feeds several exchanges, their control rows go through one shuf
 gives each exchange a range of its partitions. So Spark runs the map stage once, and keeps the shuffle's files
 as long as one of the ranges can be used.
 
-If Spark's internals change, only this module, `control_shuffles` and `forgotten` should break.
-`internalCreateDataFrame` has had the same three arguments since Spark 2.0.
+Of Spark's planner and scheduler, only this module, `control_shuffles`, `forgotten` and `plan.hints` use
+internals. `internalCreateDataFrame` has had the same three arguments since Spark 2.0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`WriteParquet`: the closing of a stage whose tasks write Parquet files, one for each task that has rows.
 
-It writes into the directory that `frame.frame_writer` chose, and sends the names of the files to Spark. The
-frame writer then decides which files stay. An attempt that fails removes its own file.
+It writes into the directory that `frame.parquet_job` chose, and sends the names of the files to Spark. That
+job then decides which files stay. An attempt that fails removes its own file.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import ColumnError
 
@@ -74,6 +75,20 @@ def test_hidden_columns_resolve_after_their_frame_was_planned_for_spark(job: Spa
     assert sorted(row.id for row in joined.filter(g.k.isNull()).collect()) == [4, 5, 6]
 
 
+SOURCES: dict[str, Callable[[SparkSession], DataFrame]] = {
+    "kept": lambda session: numbers(session, 7).select("id", "k", "v").persist(),
+    "kept function": lambda session: numbers(session, 7).persist(),
+    "coalesced": lambda session: numbers(session, 7).select("id", "k", "v").coalesce(1),
+    "wrapped": lambda session: wrapped(session).repartition(3, "k"),
+}
+
+
+def wrapped(session: SparkSession) -> DataFrame:
+    """Return rows of Spark's, as a frame of Python's side in a session of `sortshuffle.session`."""
+    source = session.range(7).select("id", (sf.col("id") % 3).alias("k"), (sf.col("id") * 2).alias("v"))
+    return sortshuffle.frame(source) if isinstance(source, ShuffleFrame) else source
+
+
 def test_a_kept_frame_is_not_made_again_for_hidden_columns(job: SparkSession) -> None:
     made = job.sparkContext.accumulator(0)
 
@@ -91,38 +106,52 @@ def test_a_kept_frame_is_not_made_again_for_hidden_columns(job: SparkSession) ->
         kept.unpersist()
 
 
-def test_columns_of_a_planned_frame_behind_a_kept_one(job: SparkSession) -> None:
-    """Spark renews the ids of the columns, because the kept plan has them, too."""
-    kept = numbers(job, 7).persist()
-    try:
-        chosen = kept.select("id", "k")
-        chosen.toDF()
-        found = chosen.filter(sf.upper(chosen.k.cast("string")) == "1").collect()
-        assert sorted(row.id for row in found) == [1, 4]
-    finally:
-        kept.unpersist()
-
-
-BEHIND_KEPT: dict[str, Call] = {
-    "own column": lambda kept, made: made.filter(sf.soundex(made.k.cast("string")) != "1"),
-    "column of the kept one": lambda kept, made: made.filter(sf.soundex(kept.k.cast("string")) != "1"),
-    "dropped column": lambda kept, made: made.filter(sf.soundex(kept.v.cast("string")) != "4"),
-    "groups": lambda kept, made: made.groupBy(kept.k).agg(sf.max(made.id)),
-    "groups of two kept ones": lambda kept, made: made.persist().groupBy(kept.k).agg(sf.max(made.id)),
-    "join": lambda kept, made: kept.filter("id < 3").join(made.filter("k = 1"), "id"),
+BEHIND: dict[str, Call] = {
+    "own column": lambda source, made: made.filter(sf.soundex(made.k.cast("string")) != "1"),
+    "new column": lambda source, made: made.withColumn("u", sf.soundex(made.k.cast("string"))),
+    "column of the source": lambda source, made: made.filter(sf.soundex(source.k.cast("string")) != "1"),
+    "dropped column": lambda source, made: made.filter(sf.soundex(source.v.cast("string")) != "4"),
+    "groups": lambda source, made: made.groupBy(source.k).agg(sf.max(made.id)),
+    "join": lambda source, made: source.filter("id < 3").join(made.filter("k = 1"), "id"),
+    "a frame that was made before": lambda source, made: (
+        (d := made.filter("id > 1")),
+        made.toDF(*made.columns),
+        d.groupBy(made.k).agg(sf.max(source.id)),
+    )[2],
+    "computed beside": lambda source, made: made.crossJoin(d := made.withColumn("x", sf.lit(1))).select(d.x),
 }
+"""Calls on a frame and on what a selection has made of it."""
 
 
-@pytest.mark.parametrize("call", BEHIND_KEPT.values(), ids=BEHIND_KEPT.keys())
-def test_columns_of_frames_behind_a_kept_one(job: SparkSession, spark: SparkSession, call: Call) -> None:
-    """Their plan has column ids that the kept plan below has, too."""
+@pytest.mark.parametrize("planned", [False, True], ids=["new", "planned"])
+@pytest.mark.parametrize("call", BEHIND.values(), ids=BEHIND.keys())
+def test_columns_of_frames_behind_a_kept_one(
+    job: SparkSession, spark: SparkSession, call: Call, planned: bool
+) -> None:
+    """The rows of both are in Spark's cache, and the plan of the second begins with that of the first."""
     found = []
     for session in (job, spark):
-        kept = numbers(session, 7).persist()
+        kept = numbers(session, 7).select("id", "k", "v").persist()
         try:
-            found.append(sorted(call(kept, kept.select("k", "id")).collect()))
+            made = kept.select("k", "id").persist()
+            if planned:
+                made.createOrReplaceTempView("made")
+            found.append(sorted(call(kept, made).collect()))
         finally:
             session.catalog.clearCache()
+    assert found[0] == found[1] != []
+
+
+@pytest.mark.parametrize("call", BEHIND.values(), ids=BEHIND.keys())
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
+def test_columns_of_frames_whose_plan_is_below(
+    job: SparkSession, spark: SparkSession, source: Callable[[SparkSession], DataFrame], call: Call
+) -> None:
+    found = []
+    for session in (job, spark):
+        below = source(session)
+        found.append(sorted(call(below, below.select("k", "id")).collect()))
+        session.catalog.clearCache()
     assert found[0] == found[1] != []
 
 
