@@ -20,6 +20,7 @@ Single-threaded: each connection has its own reader.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,22 @@ from sortshuffle.storage.files.grouping import in_groups
 
 # Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What a look for map outputs has found. ``lost``: why they are lost, by the number of the block.
+    ``problems``: errors that say nothing about map outputs, such as those of a disk that fails."""
+
+    lost: dict[int, str] = field(default_factory=dict)
+    problems: list[Exception] = field(default_factory=list)
+
+    def note(self, number: int, error: DataLossError | OSError) -> None:
+        """Note an error of the look for this block's map output."""
+        if isinstance(error, DataLossError):
+            self.lost[number] = str(error)
+        else:
+            self.problems.append(error)
 
 
 class BlockReader:
@@ -85,35 +102,37 @@ class BlockReader:
         self._look_on_both_sides(self._check_local, lambda elsewhere: elsewhere.check_known())
 
     def _look_on_both_sides(
-        self, look_here: Callable[[dict[int, str]], None], look_elsewhere: Callable[[BlocksElsewhere], None]
+        self, look_here: Callable[[_Findings], None], look_elsewhere: Callable[[BlocksElsewhere], None]
     ) -> None:
-        """Look for map outputs here, which notes why those are lost that are, by number, and elsewhere. Raise
-        `LostBlocksError` with all that are lost. If one look fails otherwise, with what is known by then."""
-        lost: dict[int, str] = {}
+        """Look for map outputs here and elsewhere. Raise `LostBlocksError` with all that are lost. If none is
+        known to be lost, raise the first problem that kept a look from telling."""
+        found, is_reachable = _Findings(), True
         try:
-            look_here(lost)
+            look_here(found)
             if self._elsewhere is not None:
                 look_elsewhere(self._elsewhere)
         except LostBlocksError as error:
-            why = next(iter(lost.values()), str(error))
-            raise LostBlocksError((*lost, *error.blocks), why, error.is_reachable) from None
+            found.lost.update(dict.fromkeys(error.blocks, str(error)))
+            is_reachable = error.is_reachable
         except PROBLEMS as problem:
-            if not lost:
-                raise
-            warn_of(problem, self._request.shuffle)
-        if lost:
-            raise LostBlocksError(tuple(lost), next(iter(lost.values())))
+            found.problems.append(problem)
+        if found.lost:
+            if found.problems:
+                warn_of(found.problems[0], self._request.shuffle)
+            raise LostBlocksError(tuple(found.lost), next(iter(found.lost.values())), is_reachable)
+        if found.problems:
+            raise found.problems[0]
 
-    def _locate_local(self, lost: dict[int, str]) -> None:
-        """Find the map outputs of this host, and note in ``lost`` those that are lost."""
+    def _locate_local(self, found: _Findings) -> None:
+        """Find the map outputs of this host."""
         known = self._outputs.known([block.file_id for _, block in self._local_numbers])
         for (number, block), output in zip(self._local_numbers, known, strict=True):
             try:
-                found = output or self._open(block)
-                check_range(block, found.subpartitions)
-                self._local.append((number, block, found))
-            except DataLossError as error:
-                lost[number] = str(error)
+                output = output or self._open(block)
+                check_range(block, output.subpartitions)
+                self._local.append((number, block, output))
+            except (DataLossError, OSError) as error:  # it hides no loss of others
+                found.note(number, error)
 
     def look(self) -> None:
         """Find all map outputs, also those whose index was known: they may be lost by now. Those whose
@@ -122,16 +141,14 @@ class BlockReader:
             self._elsewhere.forget()
         self._look_here()
 
-    def _check_local(self, lost: dict[int, str]) -> None:
+    def _check_local(self, found: _Findings) -> None:
         """Look again for the map outputs of this host that `_locate_local` has found."""
         self._outputs.forget_gone([block.file_id for _, block, _ in self._local])
         for number, block, _ in self._local:
             try:
                 self._open(block)
-            except DataLossError as error:
-                lost[number] = str(error)
-            except OSError as problem:  # a disk that fails says nothing of what is on the others
-                warn_of(problem, self._request.shuffle)
+            except (DataLossError, OSError) as error:
+                found.note(number, error)
 
     def _look_here(self) -> None:
         """`look`, but trust what is known of other hosts."""

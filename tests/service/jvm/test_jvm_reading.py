@@ -7,7 +7,7 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jvm_client import (
     DONE,
+    FAILED,
     HERE,
     LOST,
     SHUFFLE,
+    Answer,
     Block,
     JvmClient,
     Output,
@@ -260,12 +262,12 @@ def test_known_ones_are_named_with_those_that_are_looked_for(engine: Serving, cl
     assert (answer.status, answer.lost) == (LOST, (1, 2))
 
 
-def test_a_file_that_cannot_be_opened_hides_no_loss_of_others(
-    engine: Serving, client: JvmClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def unreadable(engine: Serving, client: JvmClient, monkeypatch: pytest.MonkeyPatch) -> list[Output]:
+    """Five map outputs. The first, fourth and fifth are gone, and the disk fails at the second. All but the
+    last were read before."""
     outputs = outputs_of(client, 5, 300 * KIB)
-    blocks = [each.block(0, 4) for each in outputs]
-    assert client.read(blocks[:4]).status == DONE
+    assert client.read([each.block(0, 4) for each in outputs[:4]]).status == DONE
     files = [each.file(engine.homes[0]) for each in outputs]
     for at in (0, 3, 4):
         os.unlink(files[at].data_path)
@@ -283,8 +285,31 @@ def test_a_file_that_cannot_be_opened_hides_no_loss_of_others(
 
     monkeypatch.setattr(calls, "stat", failing)
     monkeypatch.setattr(outputs_module, "read_index", no_index)
-    answer = client.read(blocks)
+    return outputs
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("ask", [JvmClient.read, JvmClient.look])
+def test_a_file_that_cannot_be_opened_hides_no_loss_of_others(
+    engine: Serving,
+    client: JvmClient,
+    unreadable: list[Output],
+    known: bool,
+    ask: Callable[..., Answer],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if not known:
+        for each in unreadable:
+            engine.engine.outputs.forget(each.done.file_id)
+    answer = ask(client, [each.block(0, 4) for each in unreadable])
     assert (answer.status, answer.lost) == (LOST, (0, 3, 4))
+    assert len([each for each in caplog.messages if "cannot be told" in each]) == 1
+
+
+def test_a_file_that_cannot_be_opened_is_no_loss(client: JvmClient, unreadable: list[Output]) -> None:
+    answer = client.look([unreadable[at].block(0, 4) for at in (1, 2)])
+    assert (answer.status, answer.lost) == (FAILED, ())
+    assert "Input/output error" in answer.text
 
 
 def test_a_look_finds_what_is_lost_of_known_map_outputs(engine: Serving, client: JvmClient) -> None:
