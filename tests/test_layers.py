@@ -185,6 +185,19 @@ def circle_in(trees: Mapping[Path, ast.AST]) -> list[str]:
     return []
 
 
+@pytest.mark.parametrize(
+    "package",
+    [each for each in MODULES if each.name == "__init__.py" and each.parent.name != "engine"],
+    ids=lambda each: each.parent.name,
+)
+def test_the_opening_block_of_a_package_lists_its_modules(package: Path) -> None:
+    """`engine` lists its classes instead: it is the public interface."""
+    block = ast.get_docstring(ast.parse(package.read_text())) or ""
+    within = {each.stem for each in package.parent.glob("*.py")} - {"__init__"}
+    within |= {each.parent.name for each in package.parent.glob("*/__init__.py")}
+    assert within - set(re.findall(r"\w+", block)) == set()
+
+
 def test_imports_go_in_no_circle() -> None:
     assert circle_in({module: ast.parse(module.read_text()) for module in PACKAGE.rglob("*.py")}) == []
 

@@ -8,7 +8,8 @@ should go elsewhere: the failure must be remembered. It is remembered in two pla
 * a file in the home, for the executor's other workers, one of which may run the next attempt. If no file can
   be written there, each worker finds out when it creates its first file in the home.
 
-Used by `Homes`, and by the stage of a task that fails (`note_failure`). Single-threaded.
+Used by `Homes`, by the stage of a task that fails (`note_failure`), and by the engine. Any thread may call:
+each change is one operation on a dict or set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`Fetcher`: reads channels for one consumer task, in threads and within a budget.
 
-Used by `InputGate` for unsorted rows, by `RecordGate`, and by `MultiPassMerge` for its runs.
+Used by `InputGate` for unsorted rows, by `RecordGate`, by `MultiPassMerge` and external sorts for their runs,
+and by the engine for blocks of other hosts (`service.jvm.elsewhere`).
 
 Fetches of a few MiB are read ahead in threads within the budget. A larger fetch is streamed in parts. The
 order is that of the channels and their extents, whatever the number of threads and the memory.

@@ -6,7 +6,8 @@
         each encoder -> a region (gathered writes) when the memory is full -> finish
 
 record_writer, pickled_sizes                          objects, and estimates of their size in memory
-result_partition, row_, frame_, placed_partition      the result partitions: what they share, and each kind
+result_partition                                      what the result partitions share
+row_partition, frame_partition, placed_partition      each kind of them
 encoders, clustering, row_slices                      rows, ordered by subpartition
 frame_encoder, data_buffer                            frames in segments; encoded buffers waiting for a region
 placed_records                                        records of the JVM

@@ -2,7 +2,9 @@
 
 partitioned_file       the names of the files
 local_pair             a new pair: appended to, then committed or removed
+spare_files            dead data files, which new ones are written over
 reader, extents        find, read and verify extents
+grouping               neighbours in groups up to a size
 ranges                 where the bytes of subpartitions lie
 urls                   meaning of URLs, errors of stores, retries
 presence               whether a file is there, and whether it is still being written

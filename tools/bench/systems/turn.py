@@ -28,7 +28,7 @@ from systems.work import Work, input_files
 
 CORES = 2
 FILES_INTERVAL = 0.25  # seconds between counts of files
-ANSWER_SECONDS = 1800.0  # until a system that does not answer is ended
+ANSWER_SECONDS = 900.0  # for start and warm-ups, and again for the run; then the system is ended as failed
 READ_BYTES = 16 << 20  # at a time, of an input file
 LOG_LINES = 15  # of a system that has failed
 
