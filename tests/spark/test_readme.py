@@ -29,10 +29,10 @@ def block_with(word: str, directory: Path) -> str:
 
 
 @pytest.fixture
-def names(spark: SparkSession) -> Iterator[dict[str, Any]]:
+def names(spark: SparkSession) -> dict[str, Any]:
     """What the README takes for granted: an import, a session."""
-    yield {"sortshuffle": sortshuffle, "SparkSession": SparkSession, "spark": spark, "sc": spark.sparkContext}
-    spark.conf.unset("spark.sortshuffle.dir")
+    names = {"sortshuffle": sortshuffle, "SparkSession": SparkSession}
+    return names | {"spark": spark, "sc": spark.sparkContext}
 
 
 def test_every_block_is_known() -> None:
@@ -89,4 +89,4 @@ def test_rdds(names: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_store(names: dict[str, Any], tmp_path: Path) -> None:
     exec(block_with("spark.sortshuffle.dir", tmp_path), names)
-    assert names["spark"].conf.get("spark.sortshuffle.dir") == "s3://bucket/shuffles"
+    assert names["builder"]._options == {"spark.sortshuffle.dir": "s3://bucket/shuffles"}
