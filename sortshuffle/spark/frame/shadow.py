@@ -10,12 +10,12 @@ With a JVM (`classic_shadow`):
     frame                                       its shadow
     what a function returns                     an empty DataFrame of that schema (`twin`)
     what an operator of Python's side returns   the same call on the shadows of its frames
-    of Spark's side, or in Spark's cache        its plan, with its rows
+    of Spark's side                             its plan, with its rows
 
 Spark also finds columns that a selection dropped: ``f.select("id").filter(f.k > 1)``. It does so by changing
 the plan below, which rows from Python do not have. Such a call is made on the shadow, and then the rows are
 put into its plan (`with_rows`). They belong where the calls on shadows begin, at the *bases*: the results of
-functions, and of operators whose rows Spark would not make, or not the same.
+functions, of operators whose rows Spark would not make, or not the same, and what is in Spark's cache.
 
 Over Spark Connect (`connect_shadow`) nothing is analysed before a request. So a shadow there has rows: a
 base's shadow is the plan of its own stage, and what Spark must do after it, it does with all calls since the
