@@ -147,7 +147,7 @@ def test_why_a_job_may_fail(error: str, kinds: list[str], reason: str | None) ->
 
 
 def test_most_faults_must_not_fail_a_job() -> None:
-    """The rest does not, says the fault table of docs/operations.md."""
+    """The rest does not, says the soak's table in docs/testing.md."""
     kinds = {name for kind in plan.KINDS.values() for name in kind.faults}
     everything = " ".join(["ServiceUnavailableError", "OutOfDiskError", "MissingDataError"])
     may = {kind for kind in kinds if report.why(everything, [kind])}

@@ -33,7 +33,7 @@ ALLOWED = {
     "damage": (OUTPUT,),
     "full": (DISK,),
 }
-"""For which reasons a job may fail after a fault of a kind, by the fault table of docs/operations.md. Kinds
+"""For which reasons a job may fail after a fault of a kind, by the soak's table in docs/testing.md. Kinds
 that are not here must not fail a job."""
 
 
@@ -83,7 +83,7 @@ class Tally:
 
 
 def table(tally: Tally, minutes: float) -> list[str]:
-    """In Markdown, as docs/operations.md has it."""
+    """In Markdown, as docs/testing.md has it."""
     rows = {
         "minutes": f"{minutes:.0f}",
         "applications": f"{tally.applications}, of which {tally.killed_drivers} drivers were killed",
