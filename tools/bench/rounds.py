@@ -33,10 +33,12 @@ Pass = dict[str, dict[str, Ran]]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``rounds``: timed passes. ``most_warm_ups``: passes until a side is taken as settled. ``is_quick``: one
-    pass of both sides at once instead of all that; its figures mean nothing."""
+    """``rounds``: timed passes. ``most_warm_ups``: passes until a side is taken as settled; ``least_warm_ups``:
+    passes before that is asked. ``is_quick``: one pass of both sides at once instead of all that; its figures
+    mean nothing."""
 
     rounds: int = 5
+    least_warm_ups: int = LEAST_WARM_UPS
     most_warm_ups: int = 8
     is_quick: bool = False
 
@@ -154,7 +156,7 @@ def _warm_up(
     for number in range(effort.most_warm_ups):
         found.warm_ups.append(one_pass(pair, requests, number, digests))
         print(f"    warm-up {number + 1}: {_shown(found.warm_ups[-1])}", flush=True)
-        if number + 1 >= LEAST_WARM_UPS and all(
+        if number + 1 >= effort.least_warm_ups and all(
             has_settled([_sum(each[side.name], "wall") for each in found.warm_ups]) for side in pair.sides
         ):
             found.settled = True
