@@ -33,9 +33,9 @@ Pass = dict[str, dict[str, Ran]]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``rounds``: timed passes. ``most_warm_ups``: passes until a side is taken as settled; ``least_warm_ups``:
-    passes before that is asked. ``is_quick``: one pass of both sides at once instead of all that; its figures
-    mean nothing."""
+    """``rounds``: timed passes. ``least_warm_ups``: passes before it is asked whether a side has settled;
+    ``most_warm_ups``: passes until it is taken as settled. ``is_quick``: one pass of both sides at once
+    instead of all that; its figures mean nothing."""
 
     rounds: int = 5
     least_warm_ups: int = LEAST_WARM_UPS
