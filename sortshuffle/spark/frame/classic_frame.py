@@ -74,9 +74,8 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
     def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ClassicFrame:
         """Keep the rows in Spark's cache, as `ShuffleFrame.persist`. Return this frame."""
         super().persist(storageLevel)
-        self.is_cached = True
         if self._is_in_python:
-            self._set_shadow(self._kept_shadow())
+            self._set_shadow(self._shadow.kept())
         return self
 
     def unpersist(self, blocking: bool = False) -> ClassicFrame:

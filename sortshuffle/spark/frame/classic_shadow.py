@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic import dataframe as classic
 
-from sortshuffle.spark.frame.shadow import Base, Shadow
+from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
 from sortshuffle.spark.session.java import java_class, scala_object
 
 _BASE_TAG = "sortshuffle.base"
@@ -93,6 +93,18 @@ class ClassicShadow(Shadow):
             rows = _with_columns_of(plan, rows, analysed(shadow).output(), renamed)
         return _planned(plan, rows)
 
+    def has_ids_of(self, plan: DataFrame) -> bool:
+        return self.ids() == column_ids(analysed(plan))
+
+    def renewed(self, plan: DataFrame) -> DataFrame:
+        # Spark renews the ids of one side of a self join
+        return _planned(plan, _children(analysed(plan.crossJoin(plan)))[1])
+
+    def kept(self) -> ClassicShadow:
+        if self.base is not None or not self.is_call:
+            return self
+        return ClassicShadow(lambda: _copy_of(self.dataframe()), [self], base=next_base(), bases=self.bases)
+
     def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
         """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""
         wanted = {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}
@@ -141,6 +153,11 @@ class ClassicShadow(Shadow):
             return _planned(result, filled(analysed(result)))
         except _BaseTooNarrowError:
             return None
+
+
+def _copy_of(frame: DataFrame) -> DataFrame:
+    """Return a DataFrame of an equal plan, whose nodes can have other tags."""
+    return _planned(frame, analysed(frame).clone())
 
 
 def analysed(frame: DataFrame) -> Any:

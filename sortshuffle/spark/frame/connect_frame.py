@@ -128,7 +128,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         frames that are derived from this one."""
         shadow: Any = self._shadow.dataframe()
         if self._is_in_python and shadow._plan is not self._plan:
-            self._plain, self._stage = shadow, None
+            self._plain = shadow
         super().persist(storageLevel)
         return self
 

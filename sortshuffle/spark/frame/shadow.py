@@ -108,6 +108,20 @@ class Shadow:
         """Return ``plan``, which has the rows of the shadow's frame, with the shadow's column ids."""
         return plan
 
+    def has_ids_of(self, plan: DataFrame) -> bool:
+        """Return whether ``plan``, made by `with_ids`, has the shadow's column ids. If not, Spark has renewed
+        them, because a DataFrame below gives them, too."""
+        return True
+
+    def renewed(self, plan: DataFrame) -> DataFrame:
+        """Return a DataFrame of the same rows with other column ids. Spark's cache serves both."""
+        return plan
+
+    def kept(self) -> Shadow:
+        """Return the shadow of the same frame for what is made from now on, because Spark keeps its rows: a
+        base, so that Spark does not make the rows again of those below."""
+        return self
+
     def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame | None:
         """Return ``result``, of a call on this shadow and others, with the rows of ``bases`` in its plan.
         None if it needs no hidden columns, or if a base has not those that pass it."""

@@ -368,7 +368,7 @@ class ShuffleFrame(TwoSidedFrame):
     @python_operator
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
         """Combine partitions into fewer, without a shuffle, like `DataFrame.coalesce`."""
-        return self._apply(row_operators.coalesce, numPartitions, self._own_stage)
+        return self._apply(row_operators.coalesce, numPartitions, self._to_spark)
 
     @python_operator
     def sort(self, *cols: Any, **kwargs: Any) -> ShuffleFrame:
@@ -508,12 +508,12 @@ class ShuffleFrame(TwoSidedFrame):
         """Keep the rows in Spark's cache once they are computed. Frames made from this frame read them there,
         except those that unite or coalesce its partitions, the first rows of a sort, and stages that are
         already planned. Return this frame."""
-        stage = self._own_stage()
-        stage.persist(storageLevel)
+        super().persist(storageLevel)
         self._is_kept = True
         for chain in self._chains():
             if kept(chain) is None:
-                keep(chain, DataFrameOrigin(stage, chain.wire), stage)
+                plan = self._to_spark()
+                keep(chain, DataFrameOrigin(plan, chain.wire), plan)
         return self
 
     def cache(self) -> ShuffleFrame:
@@ -526,7 +526,7 @@ class ShuffleFrame(TwoSidedFrame):
         if plan is not None:
             plan.unpersist(blocking)
         elif not self._is_in_python or self._plain is not None:
-            self._own_stage().unpersist(blocking)
+            super().unpersist(blocking)
         self._is_kept = False
         for chain in self._chains():
             release(chain)
@@ -542,7 +542,7 @@ class ShuffleFrame(TwoSidedFrame):
         plan = self._kept_plan
         if plan is None and self._is_in_python and self._plain is None:
             return StorageLevel.NONE
-        return (self._own_stage() if plan is None else plan).storageLevel
+        return super().storageLevel if plan is None else plan.storageLevel
 
     @property
     def _kept_plan(self) -> DataFrame | None:

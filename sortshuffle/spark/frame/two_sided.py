@@ -19,7 +19,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import pyarrow.compute as pc
@@ -71,7 +71,6 @@ class TwoSidedFrame(DataFrame):
     # Attributes have defaults in the class, because PySpark looks for missing ones among the columns.
     _own_rows: Rows | None = None  # on Python's side
     _plain: DataFrame | None = None  # Spark's form of the rows; on Python's side, once it is planned
-    _stage: DataFrame | None = None  # on Python's side: the same with column ids of its own
     _read_at_once: DataFrame | None = None  # on Python's side: the same for actions
     _facts: DataFrameFacts | None = None  # on Python's side: of a DataFrame of files, which may be a scan
     _scanned_rows: Rows | None = None  # what `_scanned` found
@@ -82,8 +81,8 @@ class TwoSidedFrame(DataFrame):
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
     _runs: list[int]  # numbers of the result stages
-    # of `_plain`, `_stage`, `_read_at_once`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before
-    # the locks of other frames
+    # of `_plain`, `_read_at_once`, `_own_shadow`, `_scanned_rows`, `_pending_call`; taken before the locks of
+    # other frames
     _lock: threading.RLock
     _shadow_class: type[Shadow]
 
@@ -143,7 +142,7 @@ class TwoSidedFrame(DataFrame):
             own = self._scanned(own, self._facts)
         chain = reading_kept(own.chain)
         if chain is own.chain and self._is_kept:
-            origin = DataFrameOrigin(self._own_stage(), chain.wire)
+            origin = DataFrameOrigin(self._to_spark(), chain.wire)
             chain = Chain(own.context, origin, own.schema, chain.wire)
         return own if chain is own.chain else Rows(chain, broadcast=own.broadcast)
 
@@ -230,23 +229,30 @@ class TwoSidedFrame(DataFrame):
         """Return the rows as an ordinary DataFrame. On Python's side the first call plans the stage."""
         with self._lock:
             if self._plain is None:
-                self._stage, shadow = self._planned(), self._own_shadow
-                # columns of this frame, and of those that it was derived from, must resolve in it
-                self._plain = self._stage if shadow is None else shadow.with_ids(self._stage)
+                shadow = self._own_shadow
+                self._plain = self._planned() if shadow is None else self._planned_with_ids(shadow)
             return self._plain
 
-    def _own_stage(self) -> DataFrame:
-        """Return `_to_spark` without the shadow's column ids, for Spark's cache and for plans that begin with
-        the rows. Those may get the same ids, and Spark renews the ids of a plan if one below it has them."""
-        with self._lock:
-            plain = self._to_spark()
-            return plain if self._stage is None else self._stage
+    def _planned_with_ids(self, shadow: Shadow) -> DataFrame:
+        """Return `_planned` with the shadow's column ids: columns of this frame, and of those that it was
+        derived from, resolve in it."""
+        plain = shadow.with_ids(self._planned())
+        if not shadow.has_ids_of(plain):
+            plain = shadow.with_ids(self._planned(shadow.renewed))
+        if not shadow.has_ids_of(plain):  # Spark's plan below is more than one DataFrame
+            self._own_shadow = shadow.of_plan(plain)
+        return plain
 
-    def _planned(self) -> DataFrame:
+    def _planned(self, source: Callable[[DataFrame], DataFrame] | None = None) -> DataFrame:
+        """Return the plan of the rows. ``source``: applied to the DataFrame with which the plan begins."""
         rows = self._rows_for_spark
         plain = _plain_source(rows.chain)
         if plain is not None:
             return plain
+        origin = rows.chain.origin
+        if source is not None and isinstance(origin, DataFrameOrigin):
+            begin = replace(origin, dataframe=source(origin.dataframe))
+            rows = replace(rows, chain=replace(rows.chain, origin=begin))
         planned = self._planned_for_spark(rows)
         rows.chain.leave_to_spark()
         return planned
@@ -391,16 +397,6 @@ class TwoSidedFrame(DataFrame):
         Spark cannot make."""
         own = self._shadow
         return self._shadow_class(lambda: call(own.dataframe()), [own], base=next_base())
-
-    def _kept_shadow(self) -> Shadow:
-        """Return the shadow of a frame that Spark keeps from now on: a base, so that Spark does not make the
-        rows again of those below."""
-        own = self._shadow
-        if own.base is not None or not own.is_call:
-            return own
-        return self._shadow_class(
-            lambda: own.dataframe().select("*"), [own], base=next_base(), bases=own.bases
-        )
 
     def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
         """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``."""

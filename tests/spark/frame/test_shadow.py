@@ -66,6 +66,54 @@ def test_hidden_columns_resolve(job: SparkSession, spark: SparkSession, call: Ca
     assert sorted(ours.collect()) == sorted(plain.collect())
 
 
+@pytest.mark.parametrize("call", HIDDEN.values(), ids=HIDDEN.keys())
+def test_hidden_columns_of_kept_frames_resolve(job: SparkSession, spark: SparkSession, call: Call) -> None:
+    found = []
+    for session in (job, spark):
+        kept = [numbers(session, count).select("id", "k", "v").persist() for count in (7, 4)]
+        found.append(sorted(call(*kept).collect()))
+        session.catalog.clearCache()
+    assert found[0] == found[1]
+
+
+KEPT: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "selected": lambda f: f.select("id").persist().filter(f.k == 1),
+    "twice": lambda f: f.select("id", "k").persist().select("id").persist().filter(f.v > 4),
+    "condition on groups": lambda f: (
+        f.groupBy("k").agg(sf.sum("v").alias("t")).persist().filter(sf.count("*") > 2)
+    ),
+    "order of groups": lambda f: f.groupBy("k").count().persist().sort(sf.max("v").desc()),
+    "kept after it was used": lambda f: (s := f.select("id"), s.filter(f.k == 1), s.persist())[2].filter(
+        f.k == 1
+    ),
+}
+
+
+@pytest.mark.parametrize("call", KEPT.values(), ids=KEPT.keys())
+def test_hidden_columns_behind_a_kept_frame_resolve(
+    job: SparkSession, spark: SparkSession, call: Callable[[DataFrame], DataFrame]
+) -> None:
+    found = []
+    for session in (job, spark):
+        found.append(sorted(call(numbers(session, 7)).collect()))
+        session.catalog.clearCache()
+    assert found[0] == found[1] != []
+
+
+def test_spark_knows_what_a_kept_frame_is(job: SparkSession) -> None:
+    kept = numbers(job, 7).select("id", "k").persist()
+    try:
+        kept.createOrReplaceTempView("kept")
+        assert job.catalog.isCached("kept")
+        assert kept.toDF().storageLevel == kept.storageLevel
+        derived = kept.select("k", "id").filter(sf.soundex(kept.k.cast("string")) != "1")
+        assert "InMemoryTableScan" in derived._jdf.queryExecution().executedPlan().toString()
+        job.catalog.uncacheTable("kept")
+        assert not kept.storageLevel.useMemory
+    finally:
+        kept.unpersist()
+
+
 def test_hidden_columns_resolve_after_their_frame_was_planned_for_spark(job: SparkSession) -> None:
     f, g = numbers(job, 7), numbers(job, 4)
     chosen, joined = f.select("id"), f.join(g, "id", "left")
@@ -79,7 +127,13 @@ SOURCES: dict[str, Callable[[SparkSession], DataFrame]] = {
     "kept": lambda session: numbers(session, 7).select("id", "k", "v").persist(),
     "kept function": lambda session: numbers(session, 7).persist(),
     "coalesced": lambda session: numbers(session, 7).select("id", "k", "v").coalesce(1),
-    "wrapped": lambda session: wrapped(session).repartition(3, "k"),
+    "wrapped": lambda session: wrapped(session),
+    "wrapped and exchanged": lambda session: wrapped(session).repartition(3, "k"),
+    "wrapped and kept": lambda session: wrapped(session).persist(),
+    "wrapped and coalesced": lambda session: wrapped(session).coalesce(1),
+    "wrapped beside a broadcast": lambda session: wrapped(session).join(
+        sf.broadcast(numbers(session, 7).select("k").distinct()), "k", "left_semi"
+    ),
 }
 
 
