@@ -52,12 +52,12 @@ class _Findings:
     lost: dict[int, str] = field(default_factory=dict)
     problems: list[Exception] = field(default_factory=list)
 
-    def note(self, number: int, error: DataLossError | OSError) -> None:
+    def note(self, number: int, error: Exception) -> None:
         """Note an error of the look for this block's map output."""
         if isinstance(error, DataLossError):
             self.lost[number] = str(error)
-        else:
-            self.problems.append(error)
+        else:  # without its traceback, which would keep the files of the look open
+            self.problems.append(error.with_traceback(None))
 
 
 class BlockReader:
@@ -131,7 +131,7 @@ class BlockReader:
                 output = output or self._open(block)
                 check_range(block, output.subpartitions)
                 self._local.append((number, block, output))
-            except (DataLossError, OSError) as error:  # it hides no loss of others
+            except PROBLEMS as error:  # it hides no loss of others
                 found.note(number, error)
 
     def look(self) -> None:
@@ -147,7 +147,7 @@ class BlockReader:
         for number, block, _ in self._local:
             try:
                 self._open(block)
-            except (DataLossError, OSError) as error:
+            except PROBLEMS as error:
                 found.note(number, error)
 
     def _look_here(self) -> None:
