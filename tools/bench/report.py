@@ -15,7 +15,7 @@ from typing import Any
 
 from cases import Aim, Case
 from harness import commit, record
-from rounds import LEAST_WARM_UPS, SETTLED, Measured, ratio
+from rounds import SETTLED, Measured, ratio
 from sides import ENGINE_MEMORY, MIB, OURS, Door, SessionProcess
 from tpch_queries import QUERIES
 
@@ -206,7 +206,7 @@ def record_case(
         warm_up={
             "passes": len(measured.warm_ups),
             "settled": measured.settled,
-            "rule": f"at least {LEAST_WARM_UPS}, until one is within {SETTLED:.0%} of the best or the last",
+            "rule": f"at least {case.effort.least_warm_ups}, until one is within {SETTLED:.0%} of the best or the last",
         },
         peak_looks=measured.looks,
         runs_not_in_quiet=measured.unquiet,

@@ -5,8 +5,8 @@ A *pass* is all jobs of a case once, on both sides: A B, then B A, and so on, jo
 1. The jobs of the verification, once. What these give shows each row, and where it is.
 2. Warm-up: passes until both sides have settled. A side has settled when its last pass took as long as the
    best one before, or as the one right before, within `SETTLED`. (The best one alone could be a single pass
-   that was quick by chance.) At least `LEAST_WARM_UPS`, at most as many as the case says. A case that has not
-   settled then is measured all the same, and its line in the table says so.
+   that was quick by chance.) `Effort` says how many at least and at most. A case that has not settled then
+   is measured all the same, and its line in the table says so.
 3. The timed passes, as many as the case says.
 4. One pass in which memory is looked at. It is not timed, because looking disturbs.
 
