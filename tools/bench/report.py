@@ -206,7 +206,8 @@ def record_case(
         warm_up={
             "passes": len(measured.warm_ups),
             "settled": measured.settled,
-            "rule": f"at least {case.effort.least_warm_ups}, until one is within {SETTLED:.0%} of the best or the last",
+            "rule": f"at least {case.effort.least_warm_ups}, until one is within {SETTLED:.0%} of the best or"
+            " the last",
         },
         peak_looks=measured.looks,
         runs_not_in_quiet=measured.unquiet,
