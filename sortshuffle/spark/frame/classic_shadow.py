@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
 from pyspark.sql.classic import dataframe as classic
 
 from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
@@ -97,8 +98,20 @@ class ClassicShadow(Shadow):
         return self.ids() == column_ids(analysed(plan))
 
     def renewed(self, plan: DataFrame) -> DataFrame:
-        # Spark renews the ids of one side of a self join
-        return _planned(plan, _children(analysed(plan.crossJoin(plan)))[1])
+        # Spark renews the ids of the right side of a join that the left side gives, too
+        columns = (sf.lit(0).alias(f"c{at}") for at in range(len(self.ids())))
+        left = self.with_ids(plan.sparkSession.range(0).select(*columns))
+        try:
+            right = _children(analysed(left.crossJoin(plan)))[1]
+        except AnalysisException:  # Spark cannot renew those of any plan
+            return plan
+        return _planned(plan, right) if right.sameResult(analysed(plan)) else plan
+
+    def replaced_by(self, plan: DataFrame) -> ClassicShadow:
+        shadow, groups = ClassicShadow(None), self.groups()
+        ids = zip(column_ids(analysed(plan)), self.ids(), strict=True)
+        shadow._made, shadow._groups = plan, {new: groups.get(old, old) for new, old in ids}
+        return shadow
 
     def kept(self) -> ClassicShadow:
         if self.base is not None or not self.is_call:

@@ -114,8 +114,14 @@ class Shadow:
         return True
 
     def renewed(self, plan: DataFrame) -> DataFrame:
-        """Return a DataFrame of the same rows with other column ids. Spark's cache serves both."""
+        """Return a DataFrame of the same rows that gives none of the shadow's column ids, so that one above
+        it can. Spark's cache serves both. Returns ``plan`` if there is no such one."""
         return plan
+
+    def replaced_by(self, plan: DataFrame) -> Shadow:
+        """Return the shadow of the same frame for what is made from now on, because Spark has renewed the
+        column ids. ``plan``: as Spark planned it."""
+        return self
 
     def kept(self) -> Shadow:
         """Return the shadow of the same frame for what is made from now on, because Spark keeps its rows: a

@@ -34,7 +34,7 @@ from sortshuffle.spark.operators.parquet_scan import ArrowTranslation, NoScan, s
 from sortshuffle.spark.operators.scan_reasons import why_not_cached
 from sortshuffle.spark.operators.translation import arrow_expression
 from sortshuffle.spark.operators.twin import empty_twin
-from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows, next_number
+from sortshuffle.spark.plan.chain import Chain, FrameContext, Origin, Rows, next_number
 from sortshuffle.spark.plan.coalescing import for_action
 from sortshuffle.spark.plan.hints import for_spark
 from sortshuffle.spark.plan.kept_rows import reading_kept
@@ -237,21 +237,23 @@ class TwoSidedFrame(DataFrame):
         """Return `_planned` with the shadow's column ids: columns of this frame, and of those that it was
         derived from, resolve in it."""
         plain = shadow.with_ids(self._planned())
+        if shadow.has_ids_of(plain):
+            return plain
+        origin = self._rows_for_spark.chain.origin
+        if isinstance(origin, DataFrameOrigin):
+            other = replace(origin, dataframe=shadow.renewed(origin.dataframe))
+            plain = shadow.with_ids(self._planned(other))
         if not shadow.has_ids_of(plain):
-            plain = shadow.with_ids(self._planned(shadow.renewed))
-        if not shadow.has_ids_of(plain):  # Spark's plan below is more than one DataFrame
-            self._own_shadow = shadow.of_plan(plain)
+            self._own_shadow = shadow.replaced_by(plain)
         return plain
 
-    def _planned(self, source: Callable[[DataFrame], DataFrame] | None = None) -> DataFrame:
-        """Return the plan of the rows. ``source``: applied to the DataFrame with which the plan begins."""
+    def _planned(self, begin: Origin | None = None) -> DataFrame:
+        """Return the plan of the rows. ``begin``: an origin in place of the chain's."""
         rows = self._rows_for_spark
         plain = _plain_source(rows.chain)
         if plain is not None:
             return plain
-        origin = rows.chain.origin
-        if source is not None and isinstance(origin, DataFrameOrigin):
-            begin = replace(origin, dataframe=source(origin.dataframe))
+        if begin is not None:
             rows = replace(rows, chain=replace(rows.chain, origin=begin))
         planned = self._planned_for_spark(rows)
         rows.chain.leave_to_spark()

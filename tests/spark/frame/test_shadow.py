@@ -14,7 +14,7 @@ import pytest
 from oracle import assert_same_error
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 import sortshuffle
@@ -53,6 +53,14 @@ def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
+def rows_of(session: SparkSession, frame: Callable[[SparkSession], DataFrame]) -> list[Row]:
+    """Return the sorted rows of a frame that is made in the session, and clear the cache."""
+    try:
+        return sorted(frame(session).collect())
+    finally:
+        session.catalog.clearCache()
+
+
 def numbers(session: SparkSession, count: int) -> DataFrame:
     """Return a frame of Python's side in a session of `sortshuffle.session`."""
     source = session.range(count).select("id", (sf.col("id") % 3).alias("k"), (sf.col("id") * 2).alias("v"))
@@ -68,12 +76,11 @@ def test_hidden_columns_resolve(job: SparkSession, spark: SparkSession, call: Ca
 
 @pytest.mark.parametrize("call", HIDDEN.values(), ids=HIDDEN.keys())
 def test_hidden_columns_of_kept_frames_resolve(job: SparkSession, spark: SparkSession, call: Call) -> None:
-    found = []
-    for session in (job, spark):
-        kept = [numbers(session, count).select("id", "k", "v").persist() for count in (7, 4)]
-        found.append(sorted(call(*kept).collect()))
-        session.catalog.clearCache()
-    assert found[0] == found[1]
+    def of_kept(session: SparkSession) -> DataFrame:
+        return call(*(numbers(session, count).select("id", "k", "v").persist() for count in (7, 4)))
+
+    found, wanted = (rows_of(session, of_kept) for session in (job, spark))
+    assert found == wanted != []
 
 
 KEPT: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -93,11 +100,8 @@ KEPT: dict[str, Callable[[DataFrame], DataFrame]] = {
 def test_hidden_columns_behind_a_kept_frame_resolve(
     job: SparkSession, spark: SparkSession, call: Callable[[DataFrame], DataFrame]
 ) -> None:
-    found = []
-    for session in (job, spark):
-        found.append(sorted(call(numbers(session, 7)).collect()))
-        session.catalog.clearCache()
-    assert found[0] == found[1] != []
+    found, wanted = (rows_of(session, lambda session: call(numbers(session, 7))) for session in (job, spark))
+    assert found == wanted != []
 
 
 def test_spark_knows_what_a_kept_frame_is(job: SparkSession) -> None:
@@ -177,23 +181,25 @@ BEHIND: dict[str, Call] = {
 """Calls on a frame and on what a selection has made of it."""
 
 
-@pytest.mark.parametrize("planned", [False, True], ids=["new", "planned"])
+@pytest.mark.parametrize(
+    "then",
+    [lambda frame: None, lambda frame: frame.createOrReplaceTempView("made"), DataFrame.persist],
+    ids=["new", "planned", "kept"],
+)
 @pytest.mark.parametrize("call", BEHIND.values(), ids=BEHIND.keys())
 def test_columns_of_frames_behind_a_kept_one(
-    job: SparkSession, spark: SparkSession, call: Call, planned: bool
+    job: SparkSession, spark: SparkSession, call: Call, then: Callable[[DataFrame], object]
 ) -> None:
-    """The rows of both are in Spark's cache, and the plan of the second begins with that of the first."""
-    found = []
-    for session in (job, spark):
+    """The plan of the second begins with that of the first. ``then``: what is done with the second first."""
+
+    def behind(session: SparkSession) -> DataFrame:
         kept = numbers(session, 7).select("id", "k", "v").persist()
-        try:
-            made = kept.select("k", "id").persist()
-            if planned:
-                made.createOrReplaceTempView("made")
-            found.append(sorted(call(kept, made).collect()))
-        finally:
-            session.catalog.clearCache()
-    assert found[0] == found[1] != []
+        made = kept.select("k", "id")
+        then(made)
+        return call(kept, made)
+
+    found, wanted = (rows_of(session, behind) for session in (job, spark))
+    assert found == wanted != []
 
 
 @pytest.mark.parametrize("call", BEHIND.values(), ids=BEHIND.keys())
@@ -201,12 +207,42 @@ def test_columns_of_frames_behind_a_kept_one(
 def test_columns_of_frames_whose_plan_is_below(
     job: SparkSession, spark: SparkSession, source: Callable[[SparkSession], DataFrame], call: Call
 ) -> None:
-    found = []
-    for session in (job, spark):
+    def above(session: SparkSession) -> DataFrame:
         below = source(session)
-        found.append(sorted(call(below, below.select("k", "id")).collect()))
-        session.catalog.clearCache()
-    assert found[0] == found[1] != []
+        return call(below, below.select("k", "id"))
+
+    found, wanted = (rows_of(session, above) for session in (job, spark))
+    assert found == wanted != []
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda frame: frame.select("id", "k"),
+        lambda frame: frame.repartition(3, "k"),
+        lambda frame: frame.sort("k"),
+        lambda frame: frame.groupBy("k").agg(sf.max("id").alias("id")),
+        lambda frame: sortshuffle.frame(frame.toDF().select("k", sf.col("id").alias("id"))),
+    ],
+    ids=["selection", "exchange", "sort", "groups", "wrapped"],
+)
+def test_frames_behind_a_kept_one_read_the_cache(
+    job: SparkSession, keep: Callable[[DataFrame], DataFrame]
+) -> None:
+    kept = keep(numbers(job, 7)).persist()
+    try:
+        derived = kept.select("k", "id").filter(sf.soundex(kept.k.cast("string")) != "x")
+        assert "InMemoryTableScan" in derived._jdf.queryExecution().executedPlan().toString()
+        assert {row.k for row in derived.collect()} == {0, 1, 2}
+    finally:
+        kept.unpersist()
+
+
+def test_a_plan_whose_column_ids_spark_cannot_renew(job: SparkSession) -> None:
+    numbers(job, 3).createOrReplaceTempView("some")
+    tables = job.sql("SHOW TABLES").withColumn("upper", sf.upper("tableName"))
+    sortshuffle.frame(tables).filter("upper <> 'OTHER'").createOrReplaceTempView("tables")
+    assert "SOME" in {row["upper"] for row in job.table("tables").collect()}
 
 
 def test_a_column_of_another_frame_beside_an_arrow_expression(job: SparkSession) -> None:
