@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.classic import dataframe as classic
@@ -103,7 +104,7 @@ class ClassicShadow(Shadow):
         left = self.with_ids(plan.sparkSession.range(0).select(*columns))
         try:
             right = _children(analysed(left.crossJoin(plan)))[1]
-        except AnalysisException:  # Spark cannot renew those of any plan
+        except (PySparkException, Py4JJavaError):  # Spark renews none of a command's result, for example
             return plan
         return _planned(plan, right) if right.sameResult(analysed(plan)) else plan
 
