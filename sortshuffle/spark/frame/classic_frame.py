@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark import RDD, StorageLevel
+from pyspark import RDD
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.streaming import DataStreamWriter
@@ -70,13 +70,6 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         if method == "toLocalIterator":
             self._rows_for_spark.chain.leave_to_spark()  # it returns before the rows are read
         return target
-
-    def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ClassicFrame:
-        """Keep the rows in Spark's cache, as `ShuffleFrame.persist`. Return this frame."""
-        super().persist(storageLevel)
-        if self._is_in_python:
-            self._set_shadow(self._shadow.kept())
-        return self
 
     def unpersist(self, blocking: bool = False) -> ClassicFrame:
         """Drop the rows from Spark's cache. Return this frame."""

@@ -510,6 +510,8 @@ class ShuffleFrame(TwoSidedFrame):
         already planned. Return this frame."""
         super().persist(storageLevel)
         self._is_kept = True
+        if self._is_in_python:
+            self._set_shadow(self._shadow.kept())
         for chain in self._chains():
             if kept(chain) is None:
                 plan = self._to_spark()
