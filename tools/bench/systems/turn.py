@@ -1,8 +1,8 @@
-"""`take_turn`: one system does one work, after runs to warm up, in a control group of its own.
+"""`take_turn`: one system does one work once, after a warm-up, in a control group of its own.
 
 Nothing else runs meanwhile. The system is started for the turn and ended after it, so that no idle process of
-one system takes cores, memory or page cache from another. What counts is the last run, between two looks of
-the control group; the peak of memory is that of the whole turn, warm-ups included.
+one system takes cores, memory or page cache from another. What is counted is the run alone, between two looks
+of the control group; the peak of memory is that of the whole turn, warm-up included.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ from systems.work import Work, input_files
 
 CORES = 2
 FILES_INTERVAL = 0.25  # seconds between counts of files
-ANSWER_SECONDS = 900.0  # for the start, and for each run; then the system is ended as failed
-# seconds; a run that takes longer counts, though it was to warm up: a second one would be quicker by a few
-# seconds, and a record takes hours as it is
-LONG_RUN = 120.0
+ANSWER_SECONDS = 900.0  # for start and warm-ups, and again for the run; then the system is ended as failed
 READ_BYTES = 16 << 20  # at a time, of an input file
 LOG_LINES = 15  # of a system that has failed
 
@@ -58,8 +55,7 @@ class Turn:
 
 
 def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
-    """Let a system do the work. ``fewer``: what the number of rows is divided by. ``warm_ups``: the number of
-    runs before the one that counts, unless one of them takes longer than `LONG_RUN`. Raises `TurnError`, and
+    """Let a system do the work. ``fewer``: what the number of rows is divided by. Raises `TurnError`, and
     `OSError` where control groups cannot be made."""
     DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="turn-", dir=DATA) as name:
@@ -68,9 +64,9 @@ def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
         for path in input_files(arguments):
             read_outside(path)
         with control_group(work.memory) as group:
-            program = _Program(system, work, arguments, directory, group)
+            program = _Program(system, work, arguments, directory, warm_ups, group)
             try:
-                return program.turn(warm_ups)
+                return program.turn()
             finally:
                 program.end()
 
@@ -84,6 +80,7 @@ class _Program:
         work: Work,
         arguments: dict[str, Any],
         directory: Path,
+        warm_ups: int,
         group: ControlGroup,
     ) -> None:
         self._system, self._work = system, work
@@ -95,6 +92,7 @@ class _Program:
             "cores": CORES,
             "memory": work.memory,
             "directory": str(directory),
+            "warm_ups": warm_ups,
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -111,22 +109,21 @@ class _Program:
         group.add(self._process.pid)
         os.sched_setaffinity(self._process.pid, set(sorted(os.sched_getaffinity(0))[:CORES]))
 
-    def turn(self, most_warm_ups: int) -> Turn:
-        """Start the system, let it run, and return what the last run took."""
-        warm_ups: list[float] = []
+    def turn(self) -> Turn:
         with self._group.watched(), _counted(self._directory) as files:
-            ready = self._next_answer()
-            run, usage = self._run()
-            while len(warm_ups) < most_warm_ups and run["seconds"] < LONG_RUN:
-                warm_ups.append(run["seconds"])
-                run, usage = self._run()
+            self._go_on()
+            ready = self._answer()
+            before = self._group.usage()
+            self._go_on()
+            run = self._answer()
+            usage = self._group.usage().since(before)
         try:
             answer = self._work.check(run["answer"])
         except ValueError as error:
             raise TurnError(f"{self._system}: a wrong answer to {self._work.name}: {error}") from error
         return Turn(
             ready["start"],
-            warm_ups,
+            ready["warm_ups"],
             run["seconds"],
             usage,
             self._group.peak,
@@ -147,15 +144,6 @@ class _Program:
         self._process.wait()
         if killed:
             print(f"{self._system}: {len(killed)} processes did not end by themselves", file=sys.stderr)
-
-    def _run(self) -> tuple[dict[str, Any], Usage]:
-        before = self._group.usage()
-        answer = self._next_answer()
-        return answer, self._group.usage().since(before)
-
-    def _next_answer(self) -> dict[str, Any]:
-        self._go_on()
-        return self._answer()
 
     def _go_on(self) -> None:
         assert self._process.stdin is not None

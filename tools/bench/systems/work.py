@@ -41,8 +41,7 @@ QUICK = 500  # so many times fewer rows
 class Work:
     """``case``: the function that contestants have for it. ``about``: the work, in words. ``arguments``: of
     the function; makes the data, with a divisor for the number of rows. ``memory``: that a contestant may
-    have. ``warm_ups``: before the run that counts; fewer where a run takes a minute, none where it takes
-    several."""
+    have. ``warm_ups``: before each run; fewer where a run takes a minute, none where it takes several."""
 
     name: str
     case: str

@@ -1,14 +1,14 @@
-"""One turn of a contestant: start, run as often as it is told, end. The program that `systems.turn` drives.
+"""One turn of a contestant: start, warm up, run once, end. The program that `systems.turn` drives.
 
     python on_dask.py CONFIGURATION
 
 The configuration is JSON: `case`, `arguments` of the case, `cores`, `memory` (bytes for all processes
-together), `directory` (for files that it makes).
+together), `directory` (for files that it makes), `warm_ups`.
 
     standard input      standard output
-    a line              (it starts its system)
-                        {"versions": ..., "start": seconds, "lines": of the case}
-    further lines       (for each, it runs the case once)
+    a line              (it starts its system, and runs the case to warm up)
+                        {"versions": ..., "start": seconds, "warm_ups": [...], "lines": of the case}
+    a line              (it runs the case)
                         {"seconds": ..., "answer": ...}
     the end             (it ends)
 
@@ -63,11 +63,13 @@ def take_part(
     started = time.perf_counter()
     with start(limits) as system:
         seconds = time.perf_counter() - started
+        warm_ups = [_timed(case, system, arguments)[0] for _ in range(config["warm_ups"])]
         about = {name: version(name) for name in packages}
-        _tell(answers, versions=about, start=seconds, lines=_lines_of(case))
-        while sys.stdin.readline():
-            seconds, answer = _timed(case, system, arguments)
-            _tell(answers, seconds=seconds, answer=answer)
+        _tell(answers, versions=about, start=seconds, warm_ups=warm_ups, lines=_lines_of(case))
+        sys.stdin.readline()
+        seconds, answer = _timed(case, system, arguments)
+        _tell(answers, seconds=seconds, answer=answer)
+        sys.stdin.read()
 
 
 def _own_output() -> int:
