@@ -1,6 +1,8 @@
 """The `ShuffleFrame` door: the classes that users call.
 
 two_sided         where a frame's rows are, Spark's side or Python's, and how they cross
+crossings         rows that go from side to side, for `explain()` and the log
+sides             which side makes a call
 shuffle_frame     `ShuffleFrame`: the operators of Python's side
 shadow            what Spark analyses in place of a frame: its columns, without rows
 classic_shadow    the same in sessions with a JVM

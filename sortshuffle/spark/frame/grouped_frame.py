@@ -20,7 +20,8 @@ from pyspark.sql.types import StructType
 from sortshuffle.errors import ColumnError, UnsupportedError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.frame.delegation import delegating
-from sortshuffle.spark.frame.two_sided import TwoSidedFrame, attempt, columns_in, copied
+from sortshuffle.spark.frame.sides import attempt, columns_in, copied
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame
 from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
 from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.operators import aggregates

@@ -27,14 +27,14 @@ from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark.frame.delegation import own_errors
 from sortshuffle.spark.frame.frame_writer import FrameWriter
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
-from sortshuffle.spark.frame.two_sided import (
-    TwoSidedFrame,
+from sortshuffle.spark.frame.sides import (
     columns_in,
     copied,
     python_exchange,
     python_function,
     python_operator,
 )
+from sortshuffle.spark.frame.two_sided import TwoSidedFrame
 from sortshuffle.spark.functions.maps import MapFunction, MapInArrow, MapInPandas
 from sortshuffle.spark.operators import aggregates, columns, joins, sorting
 from sortshuffle.spark.operators import rows as row_operators

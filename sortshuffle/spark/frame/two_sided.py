@@ -1,11 +1,11 @@
 """`TwoSidedFrame`: a DataFrame whose rows are Spark's or Python's, and how they cross from side to side.
 
     Spark's side    the frame is a plan of Spark's, as in PySpark, and Spark does every call
-    Python's side   the frame is `Rows`. Operators that this package has continue there (`python_operator`).
-                    All other calls go to Spark, and the frames that they return are on Spark's side
+    Python's side   the frame is `Rows`. Operators that this package has continue there (`sides`). All other
+                    calls go to Spark, and the frames that they return are on Spark's side
 
-A Python function brings rows from Spark's side to Python's (`python_function`). Crossing plans nothing and
-moves no row: that happens when Spark or an action needs them. `explain()` lists the crossings.
+A Python function brings rows from Spark's side to Python's. Crossing plans nothing and moves no row: that
+happens when Spark or an action needs them. `explain()` lists the crossings.
 
 Spark analyses the calls of both sides: those of Python's side on the frames' shadows (`shadow`), which also
 have the columns, such as ``frame.k``. `classic_frame` and `connect_frame` connect this to PySpark's two kinds
@@ -15,17 +15,16 @@ of DataFrame.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 
 from sortshuffle.errors import ColumnError, OptionError, UnsupportedError, UsageError
+from sortshuffle.spark.frame.crossings import Crossing, log_crossings, united
 from sortshuffle.spark.frame.delegation import dispatch_to
 from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
 from sortshuffle.spark.operators.catalyst import tree_of
@@ -43,25 +42,7 @@ from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.requirements import require_running
 from sortshuffle.spark.worker.stages import ToSpark
 
-LOGGER = "sortshuffle.frame"
-
-_log = logging.getLogger(LOGGER)
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 Frame = TypeVar("Frame", bound="TwoSidedFrame")
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Rows that go from one side to the other. ``operator``: the call that needs them there. ``to``: "Python"
-    or "Spark". ``reason``: why they cross."""
-
-    operator: str
-    to: str
-    reason: str
-
-    def describe(self) -> str:
-        return f"{self.operator}(): rows go to {self.to}: {self.reason}"
 
 
 class TwoSidedFrame(DataFrame):
@@ -74,7 +55,7 @@ class TwoSidedFrame(DataFrame):
     _read_at_once: DataFrame | None = None  # on Python's side: the same for actions
     _facts: DataFrameFacts | None = None  # on Python's side: of a DataFrame of files, which may be a scan
     _scanned_rows: Rows | None = None  # what `_scanned` found
-    _pending_call: _PendingCall | None = None  # on Spark's side: what makes the rows if Python needs them
+    _pending_call: PendingCall | None = None  # on Spark's side: what makes the rows if Python needs them
     _own_shadow: Shadow | None = None  # made by `_shadow`, unless the call that made the frame has set it
     _crossings: tuple[Crossing, ...] = ()
     _is_new = False  # made by PySpark itself, so that it does not know the frames that it was made of
@@ -121,7 +102,7 @@ class TwoSidedFrame(DataFrame):
         """Return a frame of Python's side, made from this frame and ``others``."""
         frame = self._of_rows(rows, self.sparkSession)
         sources: tuple[TwoSidedFrame, ...] = (self, *others)
-        frame._crossings = _united(each._crossings for each in sources)
+        frame._crossings = united(each._crossings for each in sources)
         return frame
 
     # ---- Python's side ------------------------------------------------------------------------------
@@ -317,7 +298,7 @@ class TwoSidedFrame(DataFrame):
         for frame in frames:
             if isinstance(frame, TwoSidedFrame):
                 frame._cross(method, "Spark", _ONLY_SPARK)
-                _log_crossings(frame, self)
+                frame._log_new_crossings(self)
         if method in _READERS:
             self._log_read(method)
         return wrapped
@@ -331,11 +312,11 @@ class TwoSidedFrame(DataFrame):
         frame = self._as_frame(result)
         frame._is_new = False
         others = list(_frames_in(args))
-        frame._crossings = _united(each._crossings for each in (self, *others))
+        frame._crossings = united(each._crossings for each in (self, *others))
         frame._is_observed = any(each._is_observed for each in (self, *others))
         if not self._is_in_python and any(each._is_in_python for each in others):
             frame._cross(method, "Spark", _LEFT_IS_SPARKS)
-            _log_crossings(frame, self, *others)
+            frame._log_new_crossings(self, *others)
         return frame
 
     # ---- columns ------------------------------------------------------------------------------------
@@ -415,6 +396,10 @@ class TwoSidedFrame(DataFrame):
     def _cross(self, operator: str, to: str, reason: str) -> None:
         self._crossings = (*self._crossings, Crossing(operator, to, reason))
 
+    def _log_new_crossings(self, *sources: TwoSidedFrame) -> None:
+        """Log the crossings that none of ``sources`` has, of which the frame was made."""
+        log_crossings(self._crossings, known=united(each._crossings for each in sources))
+
     def _log_read(self, method: str) -> None:
         """Log that an action of Spark's reads the rows."""
         if self._is_in_python:
@@ -422,13 +407,13 @@ class TwoSidedFrame(DataFrame):
 
     def _log_crossing(self, operator: str, to: str, reason: str) -> None:
         """Log a crossing that belongs to no frame, because the operator is an action."""
-        _log.info("%s", Crossing(operator, to, reason).describe())
+        log_crossings((Crossing(operator, to, reason),))
 
 
 dispatch_to(DataFrame, TwoSidedFrame)
 
 
-class _PendingCall:
+class PendingCall:
     """A call on a frame of Spark's side, which Python makes if it needs the result's rows. ``source``: the
     frame. ``made``: what Python has made, which the frame's lock guards."""
 
@@ -471,85 +456,6 @@ def rows_of(plain: DataFrame, facts: DataFrameFacts) -> Rows:
     return Rows(Chain(context, origin, facts.schema, wire))
 
 
-def python_operator(method: Method) -> Method:
-    """Decorate an operator of Python's side. It runs if the rows are there and it does not refuse the call.
-    Otherwise PySpark's method of the same name runs, which also raises PySpark's errors for wrong calls."""
-    return _operator(method, exchanges=False)
-
-
-def python_exchange(method: Method) -> Method:
-    """Decorate an operator that moves rows between partitions: `python_operator`, but a frame of Spark's side
-    remembers the call. If a Python function needs the rows next, they cross before the exchange, and Python
-    exchanges them: it does not know how rows lie that Spark exchanged, and would exchange them again."""
-    return _operator(method, exchanges=True)
-
-
-def _operator(method: Method, *, exchanges: bool) -> Method:
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: TwoSidedFrame, *args: Any, **kwargs: Any) -> Any:
-        # copied, because the call may be made again later: by the shadow, or when Python needs the rows
-        args, kwargs = copied(args), {key: copied(value) for key, value in kwargs.items()}
-        if has_arrow(args, kwargs):  # PySpark does not know Arrow's expressions
-            return method(self._to_python(name), *args, **kwargs)
-        by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
-        if self._is_in_python:
-            shadow = self._shadow_of(name, args, kwargs)
-            return attempt(self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow)
-        result = by_spark()
-        if exchanges or (self._pending_call is not None and name in _ROW_BY_ROW):
-            result._pending_call = _PendingCall(
-                self, lambda source: _checked(method, source._to_python(name), args, kwargs)
-            )
-        return result
-
-    return cast(Method, call)
-
-
-def python_function(method: Method) -> Method:
-    """Decorate an operator that brings rows from Spark's side to Python's. If it refuses the call, PySpark's
-    method of the same name runs."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: TwoSidedFrame, *args: Any, **kwargs: Any) -> Any:
-        by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
-        return attempt(self, name, lambda frame: method(frame, *args, **kwargs), by_spark)
-
-    return cast(Method, call)
-
-
-def attempt(
-    frame: TwoSidedFrame,
-    operator: str,
-    in_python: Callable[[Any], Any],
-    by_spark: Callable[[], Any],
-    shadow: Shadow | None = None,
-) -> Any:
-    """Return ``in_python(frame)``, with the frame's rows brought from Spark's side if they are there; or
-    ``by_spark()`` if Python refuses the call. ``shadow``: of the result, if it is the same call in Spark."""
-    try:
-        result = in_python(frame if frame._is_in_python else frame._for_function(operator))
-    except OptionError:
-        raise
-    except UsageError as refusal:
-        result = None
-        if shadow is not None and frame._is_in_python:
-            analysed = shadow.dataframe()  # a wrong call fails here, before Spark plans the rows
-            planned = frame._shadow.with_rows(analysed, shadow.bases)
-            result = None if planned is None else frame._wrap(operator, planned, [])
-        if result is None:
-            result = by_spark()
-        if isinstance(result, TwoSidedFrame) and frame._is_in_python:
-            result._cross(operator, "Spark", str(refusal))
-    if isinstance(result, TwoSidedFrame) and result is not frame:
-        if result._is_in_python and result._own_shadow is None and shadow is not None:
-            result._set_shadow(shadow)
-        _log_crossings(result, frame)
-    return result
-
-
 # Why rows go to Spark, and what would keep them in Python
 _ONLY_SPARK = "only Spark has this method; those that keep rows in Python are listed in docs/spark.md"
 _LEFT_IS_SPARKS = "the rows of the frame on which it is called are there; frame() takes those to Python"
@@ -558,59 +464,12 @@ _READ_BY_SPARK = "Spark passes them on; count(), write.parquet() and mapInArrow(
 ACTIONS = frozenset(("isEmpty", "tail", "toArrow", "toLocalIterator", "toPandas"))
 # The same; the first is lazy, and the others may refuse their columns first
 _READERS = ACTIONS | {"toJSON", "approxQuantile", "corr", "cov"}
-# Operators that take over Spark's analysis of the call, in which columns are resolved
-_READS_ANALYSIS = frozenset(("filter", "selectExpr", "withColumn", "withColumns"))
 # Operators that keep some of several rows, where Spark may keep others
 _CHOOSES_ROWS = frozenset(("limit", "sample", "distinct", "dropDuplicates"))
-# Operators whose result has the same rows on both sides, whatever exchange comes before them
-_ROW_BY_ROW = frozenset(("select", "selectExpr", "filter", "drop", "alias", "hint"))
-_ROW_BY_ROW |= {"withColumn", "withColumns", "withColumnRenamed", "withColumnsRenamed"}
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of a list, a dict or a tuple of such, and anything else as it is."""
-    if type(value) is tuple:  # a Row stays one
-        return tuple(map(copied, value))
-    if isinstance(value, list):
-        return list(value)
-    return dict(value) if isinstance(value, dict) else value
-
-
-def _checked(
-    method: Callable[..., Any], frame: TwoSidedFrame, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Call an operator of Python's side, after `_check_columns` if it looks columns up by name."""
-    if method.__name__ not in _READS_ANALYSIS:
-        values = [*args, *kwargs.values()]
-        others = [frame._as_frame(each) for each in values if isinstance(each, DataFrame)]
-        frame._check_columns(list(columns_in(values)), others)
-    return method(frame, *args, **kwargs)
-
-
-def columns_in(values: Iterable[Any]) -> Iterator[Column]:
-    """Yield the columns among the arguments of a call, also those in lists, tuples and dicts."""
-    for value in values:
-        if isinstance(value, Column):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from columns_in(value.values())
-        elif isinstance(value, list | tuple):
-            yield from columns_in(value)
-
-
-def has_arrow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the arguments of a call contain an Arrow expression."""
-    values = [*args, *kwargs.values()]
-    values += [each for value in values if isinstance(value, Mapping) for each in value.values()]
-    return any(isinstance(value, pc.Expression) for value in values)
 
 
 def _frames_in(args: Iterable[Any]) -> Iterator[TwoSidedFrame]:
     return (each for each in args if isinstance(each, TwoSidedFrame))
-
-
-def _united(crossings: Iterable[tuple[Crossing, ...]]) -> tuple[Crossing, ...]:
-    return tuple(dict.fromkeys(each for part in crossings for each in part))
 
 
 def _for_spark(argument: Any) -> Any:
@@ -634,11 +493,3 @@ def _bases(frames: Iterable[TwoSidedFrame]) -> dict[int, Base]:
         if shadow.base is not None:
             bases[shadow.base] = Base(frame, shadow.is_call)
     return bases
-
-
-def _log_crossings(frame: TwoSidedFrame, *sources: TwoSidedFrame) -> None:
-    """Log the crossings of a frame that its sources do not have."""
-    known = {crossing for source in sources for crossing in source._crossings}
-    for crossing in frame._crossings:
-        if crossing not in known:
-            _log.info("%s", crossing.describe())

@@ -30,7 +30,7 @@ import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import OptionError, SchemaMismatchError, UsageError
 from sortshuffle.spark.frame.classic_frame import ClassicFrame
-from sortshuffle.spark.frame.two_sided import LOGGER
+from sortshuffle.spark.frame.crossings import LOGGER
 from sortshuffle.spark.operators.partition_counts import BYTES, FEW_BYTES, TASKS_PER_CORE
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -1,0 +1,41 @@
+"""`Crossing`: rows that go from Spark to Python or back, as `explain()` and the log tell it.
+
+A crossing belongs to the frame that needed it, and to all frames that are made of that one. Each is logged
+once, when it is new; those of an action belong to no frame, and are only logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LOGGER = "sortshuffle.frame"
+
+_log = logging.getLogger(LOGGER)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Rows that go from one side to the other. ``operator``: the call that needs them there. ``to``: "Python"
+    or "Spark". ``reason``: why they cross."""
+
+    operator: str
+    to: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"{self.operator}(): rows go to {self.to}: {self.reason}"
+
+
+def united(crossings: Iterable[tuple[Crossing, ...]]) -> tuple[Crossing, ...]:
+    """Return the crossings of several frames, each once, in their order."""
+    return tuple(dict.fromkeys(each for part in crossings for each in part))
+
+
+def log_crossings(crossings: Iterable[Crossing], known: Iterable[Crossing] = ()) -> None:
+    """Log ``crossings`` that are not ``known``."""
+    logged = set(known)
+    for crossing in crossings:
+        if crossing not in logged:
+            _log.info("%s", crossing.describe())
