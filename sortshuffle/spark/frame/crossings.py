@@ -27,15 +27,10 @@ class Crossing:
     def describe(self) -> str:
         return f"{self.operator}(): rows go to {self.to}: {self.reason}"
 
+    def log(self) -> None:
+        _log.info("%s", self.describe())
+
 
 def united(crossings: Iterable[tuple[Crossing, ...]]) -> tuple[Crossing, ...]:
     """Return the crossings of several frames, each once, in their order."""
     return tuple(dict.fromkeys(each for part in crossings for each in part))
-
-
-def log_crossings(crossings: Iterable[Crossing], known: Iterable[Crossing] = ()) -> None:
-    """Log ``crossings`` that are not ``known``."""
-    logged = set(known)
-    for crossing in crossings:
-        if crossing not in logged:
-            _log.info("%s", crossing.describe())

@@ -1,11 +1,12 @@
 """Which side makes a call on a frame: decorators for the methods that Python's side has (`two_sided`).
 
-    python_operator    Python, if the rows are there
+    python_operator    Python, if the rows are there, or if an argument is an expression of Arrow
     python_exchange    the same; a frame of Spark's side remembers the call, in case a Python function follows
     python_function    Python, wherever the rows are: they go there
 
-Python may refuse a call with a `UsageError`, before any row has moved. Then PySpark's method of the same name
-makes it, and the rows go to Spark. A wrong setting of this package (`OptionError`) is no refusal.
+Python refuses a call with a `UsageError`. Then PySpark's method of the same name makes it, and the result is
+on Spark's side. A wrong setting of this package (`OptionError`) is no refusal, and neither is an error in a
+call with an expression of Arrow, which PySpark does not know.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _operator(method: Method, *, exchanges: bool) -> Method:
     def call(self: TwoSidedFrame, *args: Any, **kwargs: Any) -> Any:
         # copied, because the call may be made again later: by the shadow, or when Python needs the rows
         args, kwargs = copied(args), {key: copied(value) for key, value in kwargs.items()}
-        if has_arrow(args, kwargs):  # PySpark does not know Arrow's expressions
+        if _has_arrow(args, kwargs):  # PySpark does not know Arrow's expressions
             return method(self._to_python(name), *args, **kwargs)
         by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
         if self._is_in_python:
@@ -140,7 +141,7 @@ def columns_in(values: Iterable[Any]) -> Iterator[Column]:
             yield from columns_in(value)
 
 
-def has_arrow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _has_arrow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return whether the arguments of a call contain an Arrow expression."""
     values = [*args, *kwargs.values()]
     values += [each for value in values if isinstance(value, Mapping) for each in value.values()]

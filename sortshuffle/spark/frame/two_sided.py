@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 from pyspark.sql import Column, DataFrame
 
 from sortshuffle.errors import ColumnError, OptionError, UnsupportedError, UsageError
-from sortshuffle.spark.frame.crossings import Crossing, log_crossings, united
+from sortshuffle.spark.frame.crossings import Crossing, united
 from sortshuffle.spark.frame.delegation import dispatch_to
 from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
 from sortshuffle.spark.operators.catalyst import tree_of
@@ -398,7 +398,10 @@ class TwoSidedFrame(DataFrame):
 
     def _log_new_crossings(self, *sources: TwoSidedFrame) -> None:
         """Log the crossings that none of ``sources`` has, of which the frame was made."""
-        log_crossings(self._crossings, known=united(each._crossings for each in sources))
+        known = united(each._crossings for each in sources)
+        for crossing in self._crossings:
+            if crossing not in known:
+                crossing.log()
 
     def _log_read(self, method: str) -> None:
         """Log that an action of Spark's reads the rows."""
@@ -407,7 +410,7 @@ class TwoSidedFrame(DataFrame):
 
     def _log_crossing(self, operator: str, to: str, reason: str) -> None:
         """Log a crossing that belongs to no frame, because the operator is an action."""
-        log_crossings((Crossing(operator, to, reason),))
+        Crossing(operator, to, reason).log()
 
 
 dispatch_to(DataFrame, TwoSidedFrame)
