@@ -5,8 +5,10 @@ Rules
 * The shared homes of the application (`homes.shared_home`) are removed with the rendezvous. So an executor
   that registered one is remembered after its end. The rendezvous stays while its application may live.
 * An executor that has ended is also remembered while Spark's external shuffle service serves its shuffle
-  files and its homes exist: other hosts still read its map outputs. It counts as live for as
-  long, but not after its application's directories are gone.
+  files and its homes exist: other hosts still read its map outputs. Its application is waited for as long,
+  but not after the application's directories are gone.
+* Only a running executor is live. The supervisor waits for anything else no longer than its bound: Spark may
+  leave its own files behind for ever.
 * The home at a URL is removed with the driver's rendezvous. So the driver is remembered, and other executors
   are not: their service may end with them.
 * An application whose driver registered here and has ended is over: only a driver can get new executors.
@@ -30,7 +32,7 @@ class Life(IntEnum):
     """What is known of an application on this host. Of several executors the largest counts.
 
     ``OVER``: it has no executor here, and its service need not wait for another. ``WAITING``: it has none,
-    and may get one again. ``LIVE``: it has one, or other hosts read what an ended one has left to Spark.
+    but may get one again, or other hosts may read what an ended one has left. ``LIVE``: it has one.
     """
 
     OVER = 0
@@ -135,9 +137,8 @@ class Registration:
             return Life.LIVE
         if owner.application_has_ended():
             return Life.OVER
-        if self.is_read_after_end():
-            return Life.LIVE
-        return Life.WAITING if self.shared_roots and owner.outlived else Life.OVER
+        is_outlived = bool(self.shared_roots) and owner.outlived
+        return Life.WAITING if is_outlived or self.is_read_after_end() else Life.OVER
 
 
 def life_of(registrations: Sequence[Registration]) -> Life:

@@ -471,32 +471,56 @@ def test_none_is_waited_for_whose_driver_was_here_and_has_ended(
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_one_whose_homes_spark_serves_counts_as_live_until_they_are_gone(
+def test_one_whose_homes_spark_serves_waits_until_they_are_gone(
     place: str, ended: int, tmp_path: Path, keep: bool
 ) -> None:
-    blocks = tmp_path / "above" / "blockmgr-1"
-    blocks.mkdir(parents=True)
-    served = executor(ended, str(blocks.parent))
-    local = (str(blocks),)
-    whose = replace(served.owner, local_directories=local, served_by_spark=True, keep=keep)
-    served = replace(served, owner=whose)
-    home = blocks.parent / "sortshuffle" / "app-1" / served.owner.home_name
+    served, home = served_by_spark(executor(ended), tmp_path / "above", keep)
     home.mkdir(parents=True)
     register(place, served)
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is Life.WAITING
     assert rendezvous.registrations(place) == [served], "other hosts read what it left"
     with not_told("boot_id", "ns/pid"):
-        assert rendezvous.forget_ended(place) is Life.LIVE
+        assert rendezvous.forget_ended(place) is Life.WAITING
     assert rendezvous.registrations(place) == [served]
-    away = str(blocks.parent) + " away"
-    os.rename(blocks.parent, away)
+    away = tmp_path / "away"
+    os.rename(tmp_path / "above", away)
     assert rendezvous.forget_ended(place) is Life.OVER, "its application has ended"
-    os.rename(away, blocks.parent)
+    os.rename(away, tmp_path / "above")
     register(place, served)
-    assert not rendezvous.dissolve(place, Life.WAITING), "however long that takes"
+    assert rendezvous.forget_ended(place) is Life.WAITING
     home.rmdir()
     assert rendezvous.forget_ended(place) is Life.OVER
     assert rendezvous.registrations(place) == []
+
+
+def test_one_whose_homes_spark_serves_is_waited_for_and_not_without_bound(
+    place: str, ended: int, tmp_path: Path
+) -> None:
+    """Spark may leave its own files behind: then its directories stay, and the homes in them."""
+    served, home = served_by_spark(executor(ended), tmp_path / "above")
+    home.mkdir(parents=True)
+    register(place, served)
+    assert not rendezvous.dissolve(place)
+    assert rendezvous.registrations(place) == [served]
+    assert rendezvous.dissolve(place, Life.WAITING)
+    assert not os.path.exists(place)
+    assert home.exists(), "it is Spark's to remove"
+
+
+def test_an_executor_whose_homes_spark_serves_is_live_until_it_has_ended(place: str, tmp_path: Path) -> None:
+    served, home = served_by_spark(executor(os.getpid()), tmp_path / "above")
+    home.mkdir(parents=True)
+    Path(served.owner.local_directories[0]).mkdir()
+    register(place, served)
+    assert rendezvous.forget_ended(place) is Life.LIVE
+
+
+def served_by_spark(registration: Registration, above: Path, keep: bool = False) -> tuple[Registration, Path]:
+    """The same, with files that Spark's shuffle service serves below a directory; and its home there."""
+    local = (str(above / "blockmgr-1"),)
+    owner = replace(registration.owner, local_directories=local, served_by_spark=True, keep=keep)
+    home = above / "sortshuffle" / "app-1" / owner.home_name
+    return replace(registration, owner=owner, roots=(str(above),)), home
 
 
 @pytest.mark.parametrize(
