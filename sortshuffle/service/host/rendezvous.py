@@ -18,6 +18,8 @@ however often the service dies, and early clients wait in the backlog. The task 
 Rules
 * A process that reads and then changes these files holds the lock: concurrent producers find one supervisor.
 * The service is ended under the lock, too, and only if no executor is live (`service.host.registration`).
+  service.json goes before the socket: if the rest cannot be removed, the supervisor ends nevertheless, and
+  the next task starts another.
 * A supervisor that has died is replaced by the next task that looks, on the same port if that is free. A
   supervisor that service.json does not name ends, because no task can find it.
 * A process that has found the service only checks that the supervisor still runs, in some 20 us.
@@ -139,7 +141,17 @@ def registrations(directory: str) -> list[Registration]:
 
 
 def forget_ended(directory: str) -> Life:
-    """Drop registrations that are no longer needed. Returns what all of them said of the application."""
+    """Drop registrations that are no longer needed. Returns what all of them said of the application. Takes
+    the lock only if there is one to drop. Raises OSError, `UsageError`."""
+    found = registrations(directory)
+    if all(each.is_needed() for each in found):
+        return life_of(found)
+    with directory_lock(directory):
+        return _forget_ended(directory)
+
+
+def _forget_ended(directory: str) -> Life:
+    """Do the same under the lock, which the caller holds."""
     found = registrations(directory)
     for each in found:
         if not each.is_needed():
@@ -153,9 +165,10 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
     if is_gone(directory):
         return True
     with directory_lock(directory):
-        if forget_ended(directory) > most:
+        if _forget_ended(directory) > most:
             return False
         _remove_shared_homes(directory)
+        _remove(os.path.join(directory, SERVICE_FILE))  # from here on nobody finds this supervisor
         _remove(socket_path(directory))
         _remove_if_empty(os.path.dirname(socket_path(directory)))
         dissolved = f"{directory}-{os.urandom(4).hex()}{DISSOLVED_SUFFIX}"

@@ -9,7 +9,7 @@ that dies. It accepts no connections itself: clients connect and wait until a se
     new --its starter was killed before it wrote service.json--> ended
     keeping up --the application is over for `QUIET` seconds--> dissolved --> ended
     keeping up --no executor here for `LINGER` seconds, though the application may live--> dissolved --> ended
-    any --SIGTERM, or the rendezvous is gone or names another supervisor--> ended
+    any --SIGTERM, or the rendezvous is gone, or names another supervisor or none--> ended
 
 Rules
 * A service that dies is started again: at once if it ran for `STEADY`, else after a delay that doubles.
@@ -178,7 +178,7 @@ def _is_dissolved(directory: str, life: Life) -> bool:
     try:
         return rendezvous.dissolve(directory, life)
     except OSError as error:
-        log(f"the rendezvous cannot be removed yet: {error}")
+        log(f"the rendezvous cannot be removed: {error}")
         return False
 
 

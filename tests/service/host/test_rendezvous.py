@@ -604,6 +604,45 @@ def test_one_that_the_system_does_not_tell_of_is_not_dissolved(
     assert rendezvous.roots_of(place) == ("/a",)
 
 
+def test_one_that_cannot_be_dissolved_to_its_end_has_a_new_service_for_the_next_task(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its old supervisor, whose socket is gone, ends."""
+
+    def fail(source: str, target: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+
+    with running("sleep", "60") as gone:
+        rendezvous.ensure(place, HOST, CONFIG, executor(gone.pid, "/a"))
+    before = supervised(place)["pid"]
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "rename", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            rendezvous.dissolve(place)
+    assert not rendezvous.is_recorded(place, before)
+    rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/b"))
+    assert supervised(place)["pid"] != before
+    assert connects(rendezvous_directory.socket_path(place))
+    eventually(lambda: supervisors(place) == [supervised(place)["pid"]], "the old supervisor ends")
+
+
+def test_registrations_are_dropped_under_the_lock_and_not_otherwise(
+    place: str, ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may add to a registration meanwhile."""
+    monkeypatch.setattr(rendezvous_directory, "LOCK_PATIENCE", 0.0)
+    here, gone = executor(os.getpid(), "/a"), executor(ended, "/b")
+    register(place, here)
+    with rendezvous_directory.directory_lock(place):
+        assert rendezvous.forget_ended(place) is Life.LIVE, "there is nothing to drop"
+    register(place, gone)
+    with rendezvous_directory.directory_lock(place), pytest.raises(TimeoutError, match="hold the lock"):
+        rendezvous.forget_ended(place)
+    assert set(rendezvous.roots_of(place)) == {"/a", "/b"}
+    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.registrations(place) == [here]
+
+
 def test_what_a_killed_supervisor_had_dissolved_goes_with_the_next_start(place: str) -> None:
     left = Path(place + "-0123" + rendezvous.DISSOLVED_SUFFIX)
     (left / rendezvous.ROOTS).mkdir(parents=True, mode=0o700)

@@ -36,6 +36,7 @@ from sortshuffle.service.pages.http import fetch_status
 
 HOST = "127.0.0.1"
 CONFIG = ServiceConfig(b"s" * 32, 8 << 20)
+LONGEST_NAME = 255  # bytes, of a file
 BOUND = 30.0  # seconds within which all must be gone after the application's end
 
 
@@ -125,6 +126,23 @@ def test_all_is_gone_soon_after_the_last_executor(started: Started) -> None:
     end(started.executor)
     eventually(started.is_gone, "supervisor, service and rendezvous are gone", BOUND)
     assert not os.path.exists(os.path.dirname(started.directory))  # nobody else's was there
+
+
+def test_it_ends_although_its_rendezvous_cannot_be_renamed(short_path: Path) -> None:
+    """Its socket is gone by then, so no JVM can reach it."""
+    (short_path / "own").mkdir(mode=0o700)
+    directory = str(short_path / "own" / ("a" * LONGEST_NAME))
+    with running("sleep", "600") as executor:
+        started = Started(directory, executor)
+    try:
+        eventually(lambda: process_start(started.supervised.pid) is None, "the supervisor ends", BOUND)
+        eventually(lambda: not started.services, "its service ends")
+        assert not os.path.exists(rendezvous_directory.socket_path(directory))
+        assert os.path.exists(directory), "the next task of the application uses it"
+        assert "File name too long" in started.log
+    finally:
+        kill(started.supervised.pid)
+        rendezvous._found.pop(directory, None)
 
 
 def test_another_executor_keeps_it(started: Started) -> None:
