@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pyarrow as pa
@@ -160,6 +163,68 @@ def test_the_expected_answers_are_those_of_the_input(tmp_path: Path) -> None:
     # 0.5 with 20, 1 and 2 with 10, 4 with 40
     assert found[0] == "[2, 4, '7.5'] [4, '7.5', '80'] [2, '4']"
     assert found[1] == "{'rows': '4', 'letters': '18', 'v': '7', 'w': '2.5'}"
+
+
+@pytest.fixture
+def contestant(tmp_path: Path) -> Path:
+    """A contestant that starts with a word to its standard error. Its `writes` is a case that fills its
+    output, and gives the directory and what the directory and those before it had in them."""
+    program = """
+        import os, sys
+        from contextlib import contextmanager
+
+        sys.path.insert(0, sys.argv[2])
+        from turn import take_part
+
+        @contextmanager
+        def start(limits):
+            print("started", file=sys.stderr)
+            yield []
+
+        def writes(outputs, word, output):
+            before = [os.listdir(path) for path in (*outputs, output) if os.path.exists(path)]
+            with open(f"{output}/{word}", "w") as file:
+                file.write(word)
+            outputs.append(output)
+            return [len(set(outputs)), before, output]
+
+        def counts(outputs, word):
+            return word
+
+        take_part(start, {"writes": writes, "counts": counts}, ())
+    """
+    path = tmp_path / "contestant.py"
+    path.write_text(textwrap.dedent(program))
+    return path
+
+
+def takes_part(contestant: Path, case: str, lines: str) -> subprocess.CompletedProcess[str]:
+    """Run a contestant with two warm-ups in a directory `turn` beside it."""
+    directory = contestant.parent / "turn"
+    directory.mkdir()
+    config = {"case": case, "arguments": {"word": "w"}, "cores": 1, "memory": MIB, "warm_ups": 2}
+    return subprocess.run(
+        [sys.executable, contestant, json.dumps({**config, "directory": str(directory)}), CONTESTANTS],
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_each_run_writes_into_an_empty_directory_and_deletes_nothing_on_the_clock(contestant: Path) -> None:
+    done = takes_part(contestant, "writes", "\n\n")
+    ready, run = map(json.loads, done.stdout.splitlines())
+    runs, before, output = run["answer"]
+    assert len(ready["warm_ups"]) == 2
+    assert (runs, before) == (3, [[]])  # those of the warm-ups are gone, the third is empty
+    left = [str(path) for path in (contestant.parent / "turn").rglob("*")]
+    assert left == [output, f"{output}/w"]  # for the one who asks
+
+
+def test_a_case_that_writes_no_files_gets_no_directory_for_them(contestant: Path) -> None:
+    done = takes_part(contestant, "counts", "\n\n")
+    assert json.loads(done.stdout.splitlines()[1])["answer"] == "w"
 
 
 def test_a_sort_is_read_in_the_order_that_is_told(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def main(quick: bool) -> None:
 def jobs(fewer: int) -> list[Job]:
     rows = ROWS // fewer
     files = parquet_files(DATA / f"compare-exchange-{rows}-{FILES}", rows, FILES)
-    join = next(work for work in WORKS if work.name == "join").arguments(fewer, DATA)
+    join = next(work for work in WORKS if work.name == "join").arguments(fewer)
     return [
         Job("exchange", partial(exchange, files, rows)),
         Job("exchange, two tasks", partial(exchange, files, rows), LARGE),

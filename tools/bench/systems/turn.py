@@ -60,7 +60,7 @@ def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
     DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="turn-", dir=DATA) as name:
         directory = Path(name)
-        arguments = work.arguments(fewer, directory)
+        arguments = work.arguments(fewer)
         for path in input_files(arguments):
             read_outside(path)
         with control_group(work.memory) as group:

@@ -40,13 +40,14 @@ QUICK = 500  # so many times fewer rows
 @dataclass(frozen=True, slots=True)
 class Work:
     """``case``: the function that contestants have for it. ``about``: the work, in words. ``arguments``: of
-    the function; makes the data, with a divisor for the number of rows. ``memory``: that a contestant may
-    have. ``warm_ups``: before each run; fewer where a run takes a minute, none where it takes several."""
+    the function, without its `output`; makes the data, with a divisor for the number of rows. ``memory``:
+    that a contestant may have. ``warm_ups``: before each run; fewer where a run takes a minute, none where it
+    takes several."""
 
     name: str
     case: str
     about: str
-    arguments: Callable[[int, Path], dict[str, Any]]
+    arguments: Callable[[int], dict[str, Any]]
     memory: int = 6 * GIB
     warm_ups: int = 2
 
@@ -75,27 +76,26 @@ def _sorted(files: list[str]) -> Any:
 # ---- data -------------------------------------------------------------------------------------------------
 
 
-def _exchange(rows: int, files: int, partitions: int, fewer: int, _: Path) -> dict[str, Any]:
+def _exchange(rows: int, files: int, partitions: int, fewer: int) -> dict[str, Any]:
     count = rows // fewer
     made = parquet_files(DATA / f"compare-exchange-{count}-{files}", count, files)
     return {"files": made, "partitions": partitions}
 
 
-def _sort(rows: int, fewer: int, directory: Path) -> dict[str, Any]:
+def _sort(rows: int, fewer: int) -> dict[str, Any]:
     made = sort_records.input_files(DATA / f"sort-{rows // fewer}", rows // fewer)
-    files = sorted(map(str, made.glob("part-*.parquet")))
-    return {"files": files, "output": str(directory / "sorted")}
+    return {"files": sorted(map(str, made.glob("part-*.parquet")))}
 
 
-def _groups(count: int, fewer: int, _: Path) -> dict[str, Any]:
+def _groups(count: int, fewer: int) -> dict[str, Any]:
     return {"files": _files("groups", ROWS_PER_GROUP * count // fewer, _group_rows)}
 
 
-def _aggregate(rows: int, key: str, fewer: int, _: Path) -> dict[str, Any]:
+def _aggregate(rows: int, key: str, fewer: int) -> dict[str, Any]:
     return {"files": _files("facts", rows // fewer, _facts), "key": key}
 
 
-def _join(rows: int, fewer: int, _: Path) -> dict[str, Any]:
+def _join(rows: int, fewer: int) -> dict[str, Any]:
     count = rows // fewer
     return {"files": _files("facts", count, _facts), "others": _files("others", count // 4, _others)}
 

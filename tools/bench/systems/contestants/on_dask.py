@@ -47,7 +47,7 @@ def exchange(client: Client, files: list[str], partitions: int) -> Any:
 
 def sort(client: Client, files: list[str], output: str) -> Any:
     rows = dd.read_parquet(files, dtype_backend="pyarrow")  # pandas' own objects of bytes have no minimum
-    rows.sort_values("key").to_parquet(output, overwrite=True, write_index=False)
+    rows.sort_values("key").to_parquet(output, write_index=False)
     return sorted(glob.glob(f"{output}/*.parquet"), key=lambda path: int(re.findall(r"\d+", path)[-1]))
 
 

@@ -5,8 +5,6 @@ reads.
 from __future__ import annotations
 
 import glob
-import shutil
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,19 +28,16 @@ def start(limits: Limits) -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def exchange(connection: duckdb.DuckDBPyConnection, files: list[str], partitions: int) -> Any:
-    output = tempfile.mkdtemp()
+def exchange(connection: duckdb.DuckDBPyConnection, files: list[str], partitions: int, output: str) -> Any:
     rows = f"(SELECT *, hash(k) % {partitions} AS p FROM read_parquet({files}))"
     connection.execute(f"COPY {rows} TO '{output}/parts' (FORMAT parquet, PARTITION_BY p)")
     with ThreadPoolExecutor(2) as pool:
         parts = pool.map(lambda part: total(ds.dataset(part).to_batches()), glob.glob(f"{output}/parts/*"))
-        answer = sums_of(parts)
-    shutil.rmtree(output)
-    return answer
+        return sums_of(parts)
 
 
 def sort(connection: duckdb.DuckDBPyConnection, files: list[str], output: str) -> Any:
-    path = f"{output}.parquet"
+    path = f"{output}/sorted.parquet"
     connection.execute(
         f"COPY (SELECT * FROM read_parquet({files}) ORDER BY key) TO '{path}' (FORMAT parquet)"
     )

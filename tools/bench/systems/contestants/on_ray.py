@@ -48,7 +48,6 @@ def exchange(_: None, files: list[str], partitions: int) -> Any:
 
 
 def sort(_: None, files: list[str], output: str) -> Any:
-    shutil.rmtree(output, ignore_errors=True)
     ray.data.read_parquet(files).sort("key").write_parquet(output)
     return sorted(glob.glob(f"{output}/*.parquet"))
 

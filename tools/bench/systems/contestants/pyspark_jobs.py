@@ -17,8 +17,8 @@ def exchange(spark: SparkSession, files: list[str], partitions: int) -> Any:
 
 
 def sort(spark: SparkSession, files: list[str], output: str) -> Any:
-    spark.read.parquet(*files).sort("key").write.mode("overwrite").parquet(output)
-    return sorted(glob.glob(f"{output}/*.parquet"))
+    spark.read.parquet(*files).sort("key").write.parquet(f"{output}/sorted")
+    return sorted(glob.glob(f"{output}/sorted/*.parquet"))
 
 
 def groups(spark: SparkSession, files: list[str]) -> Any:

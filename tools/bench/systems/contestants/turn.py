@@ -12,9 +12,14 @@ together), `directory` (for files that it makes), `warm_ups`.
                         {"seconds": ..., "answer": ...}
     the end             (it ends)
 
-A case is a function that gets what `start` gave, and the case's arguments. Its source is the user's code:
-what somebody writes to do the work with this system. Modules here run in the contestant's own environment,
-and need nothing but the standard library, pyarrow, NumPy and pandas beside it.
+A case is a function that gets what `start` gave, and the case's arguments. If it writes files, it also has
+a parameter `output`: an empty directory, a new one for each run. The directory is made before the clock
+starts, and deleted after it stops. So no run overwrites the files of another, and none deletes its own while
+the clock is on. The files of the timed run stay until the turn is over: `systems.turn` reads them.
+
+The source of a case is the user's code: what somebody writes to do the work with this system. Modules here
+run in the contestant's own environment, and need nothing but the standard library, pyarrow, NumPy and pandas
+beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -63,11 +69,12 @@ def take_part(
     started = time.perf_counter()
     with start(limits) as system:
         seconds = time.perf_counter() - started
-        warm_ups = [_timed(case, system, arguments)[0] for _ in range(config["warm_ups"])]
+        warm_ups = [_warm_up(case, system, arguments, limits.directory) for _ in range(config["warm_ups"])]
         about = {name: version(name) for name in packages}
+        output = tempfile.mkdtemp(dir=limits.directory)
         _tell(answers, versions=about, start=seconds, warm_ups=warm_ups, lines=_lines_of(case))
         sys.stdin.readline()
-        seconds, answer = _timed(case, system, arguments)
+        seconds, answer = _timed(case, system, arguments, output)
         _tell(answers, seconds=seconds, answer=answer)
         sys.stdin.read()
 
@@ -79,9 +86,17 @@ def _own_output() -> int:
     return answers
 
 
-def _timed(case: Case, system: Any, arguments: Mapping[str, Any]) -> tuple[float, Any]:
+def _warm_up(case: Case, system: Any, arguments: Mapping[str, Any], directory: str) -> float:
+    """Run the case, delete what it wrote, and return the seconds of the run."""
+    with tempfile.TemporaryDirectory(dir=directory) as output:
+        return _timed(case, system, arguments, output)[0]
+
+
+def _timed(case: Case, system: Any, arguments: Mapping[str, Any], output: str) -> tuple[float, Any]:
+    writes = "output" in inspect.signature(case).parameters
+    given = {**arguments, "output": output} if writes else arguments
     started = time.perf_counter()
-    answer = case(system, **arguments)
+    answer = case(system, **given)
     return time.perf_counter() - started, answer
 
 
