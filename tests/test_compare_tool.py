@@ -212,7 +212,7 @@ def takes_part(contestant: Path, case: str, lines: str) -> subprocess.CompletedP
     )
 
 
-def test_each_run_writes_into_an_empty_directory_and_deletes_nothing_on_the_clock(contestant: Path) -> None:
+def test_each_run_gets_an_empty_directory_and_the_files_of_the_last_run_stay(contestant: Path) -> None:
     done = takes_part(contestant, "writes", "\n\n")
     ready, run = map(json.loads, done.stdout.splitlines())
     runs, before, output = run["answer"]
