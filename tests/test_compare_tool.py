@@ -222,6 +222,18 @@ def test_each_run_gets_an_empty_directory_and_the_files_of_the_last_run_stay(con
     assert left == [output, f"{output}/w"]  # for the one who asks
 
 
+def test_a_contestant_that_is_not_asked_does_not_start(contestant: Path) -> None:
+    done = takes_part(contestant, "writes", "")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_contestant_that_is_not_asked_again_ends_without_another_run(contestant: Path) -> None:
+    done = takes_part(contestant, "writes", "\n")
+    (ready,) = map(json.loads, done.stdout.splitlines())
+    assert (len(ready["warm_ups"]), done.stderr) == (2, "started\n")
+    assert [path.name for path in (contestant.parent / "turn").rglob("w")] == []
+
+
 def test_a_case_that_writes_no_files_gets_no_directory_for_them(contestant: Path) -> None:
     done = takes_part(contestant, "counts", "\n\n")
     assert json.loads(done.stdout.splitlines()[1])["answer"] == "w"

@@ -10,7 +10,7 @@ together), `directory` (for files that it makes), `warm_ups`.
                         {"versions": ..., "start": seconds, "warm_ups": [...], "lines": of the case}
     a line              (it runs the case)
                         {"seconds": ..., "answer": ...}
-    the end             (it ends)
+    the end             (it ends, also in place of a line)
 
 A case is a function that gets what `start` gave, and the case's arguments. If it writes files, it also has
 a parameter `output`: an empty directory, a new one for each run. The directory is made before the clock
@@ -43,15 +43,11 @@ DECORATION = ("#", "@")  # how lines begin that are no code of the user's
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``memory``: bytes for all processes together, with their page cache. ``directory``: for temporary
-    files, with outputs in ``output``."""
+    files."""
 
     cores: int
     memory: int
     directory: str
-
-    @property
-    def output(self) -> str:
-        return os.path.join(self.directory, "output")
 
 
 def take_part(
@@ -65,7 +61,8 @@ def take_part(
     case, arguments = cases[config["case"]], config["arguments"]
     limits = Limits(config["cores"], config["memory"], config["directory"])
     os.environ["TMPDIR"] = limits.directory
-    sys.stdin.readline()
+    if not _is_asked():
+        return
     started = time.perf_counter()
     with start(limits) as system:
         seconds = time.perf_counter() - started
@@ -73,10 +70,16 @@ def take_part(
         about = {name: version(name) for name in packages}
         output = tempfile.mkdtemp(dir=limits.directory)
         _tell(answers, versions=about, start=seconds, warm_ups=warm_ups, lines=_lines_of(case))
-        sys.stdin.readline()
+        if not _is_asked():
+            return
         seconds, answer = _timed(case, system, arguments, output)
         _tell(answers, seconds=seconds, answer=answer)
         sys.stdin.read()
+
+
+def _is_asked() -> bool:
+    """Wait for a line, and return whether there is one: the one who asks may have ended, or given up."""
+    return bool(sys.stdin.readline())
 
 
 def _own_output() -> int:
