@@ -8,4 +8,5 @@ request_table                                               requests on a connec
 client_channel, index_channel, questions                    one request
 credits                                                     memory for data ahead of its consumer
 backoff, resolution, asking                                 services that are unreachable, slow, or many
+shortage                                                    a process without the means to ask
 """

@@ -14,7 +14,6 @@ Rules
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections import deque
@@ -23,16 +22,14 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
-from sortshuffle.errors import OUT_OF, ServiceUnavailableError, SortShuffleError
+from sortshuffle.errors import ServiceUnavailableError, SortShuffleError
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
+from sortshuffle.service.client.shortage import is_own_shortage
 
 # services; each takes up to three threads (asking, receiving, resolving), whose stacks take 8 MiB of address
 # space each: these 240 MiB fit into a worker limited to 1 GiB (spark.executor.pyspark.memory)
 AT_ONCE = 10
-
-# this process lacks descriptors, memory or ports for another connection
-LOCAL_SHORTAGES = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
 Answer = TypeVar("Answer")
 
@@ -65,7 +62,7 @@ def ask_each(
                 with closing(ServiceClients(timed)) as clients:
                     answers[address] = ask(clients.client(address))
             except (SortShuffleError, OSError, RuntimeError, MemoryError) as error:
-                if _is_own_shortage(error):
+                if is_own_shortage(error):
                     if not is_alone:
                         left.appendleft(address)  # first again: callers put first what they want most
                         return
@@ -92,15 +89,3 @@ def ask_each(
 def _is_silence(error: BaseException) -> bool:
     """Return whether the service might have answered later."""
     return isinstance(error, ServiceUnavailableError) and error.refused is None
-
-
-def _is_own_shortage(error: BaseException | None) -> bool:
-    """Return whether the cause is not the service, but a shortage in this process."""
-    while error is not None:
-        is_no_thread = isinstance(error, RuntimeError) and not isinstance(error, SortShuffleError)
-        if is_no_thread or isinstance(error, MemoryError):
-            return True
-        if isinstance(error, OSError) and error.errno in LOCAL_SHORTAGES:
-            return True
-        error = error.__cause__
-    return False

@@ -32,6 +32,7 @@ from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
 from sortshuffle.service.client.client_settings import ClientTls
 from sortshuffle.service.client.liveness import Liveness
 from sortshuffle.service.client.resolution import resolve
+from sortshuffle.service.client.shortage import is_own_shortage
 from sortshuffle.service.client.wires import PlainWire, TlsWire, Wire
 from sortshuffle.service.wire.address import is_loopback, split_address
 from sortshuffle.service.wire.handshake import GREETING_TIMEOUT, greet
@@ -181,10 +182,11 @@ class ClientConnection:
         return min(left, most)
 
     def _reach(self, host: str, port: int, until: float) -> None:
-        """Connect to the first of the host's addresses that accepts the connection."""
+        """Connect to the first of the host's addresses that accepts the connection. If none does, raise the
+        last error that says something about the host. A lack of descriptors or of IPv6 here says nothing."""
         addresses = self._trusted(resolve(host, self._left(until, RESOLVE_TIMEOUT)))
         until = self._clock() + self._left(until, CONNECT_TIMEOUT)
-        error: OSError = ServiceUnavailableError("its name leads to no address")
+        error: OSError | None = None
         for number, address in enumerate(addresses):
             left = until - self._clock()
             if left <= 0 or self._aborted:
@@ -194,9 +196,10 @@ class ClientConnection:
                 self._set_socket(calls.create_connection((address, port), left / (len(addresses) - number)))
                 return
             except OSError as failure:
-                error = failure
+                if error is None or is_own_shortage(error) or not is_own_shortage(failure):
+                    error = failure
         self._expect_not_aborted()
-        raise error
+        raise error or ServiceUnavailableError("its name leads to no address")
 
     def _trusted(self, addresses: Sequence[str]) -> Sequence[str]:
         """Select the addresses that may be talked to: without a secret, those of this host."""

@@ -10,6 +10,9 @@ What is lost when a service fails
   refuse the next request too.
 * The service answers, but fails at one map output for the length of a time-out: that map output is lost. If
   the service fails at many (`MOST_REFUSED`), all its blocks are unreachable.
+* This host's engine has no descriptors, memory, ports or threads to ask it for the length of a time-out:
+  nothing is lost, because the service may be sound. The task fails with an error that names the shortage and
+  the remedy, and no further service is asked.
 * The service is gone, but is not needed: nothing is lost. Records that are kept are found by file id,
   wherever the map output is now.
 
@@ -38,6 +41,7 @@ from sortshuffle.options import MIB
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
+from sortshuffle.service.client.shortage import cannot_ask, shortage_behind
 from sortshuffle.service.jvm.elsewhere import (
     THREADS,
     BlocksElsewhere,
@@ -176,6 +180,7 @@ class RemoteBlocks(BlocksElsewhere):
         except DataLossError as error:
             return error
         except ServiceUnavailableError as error:
+            _expect_means(service, error)
             return failures.add(service, block.file_id, error)
         except ProtocolError as error:
             raise ProtocolError(f"the shuffle service at {service} breaks the protocol: {error}") from error
@@ -189,6 +194,7 @@ class RemoteBlocks(BlocksElsewhere):
         except DataLossError as error:
             raise self._lost(error.place, str(error)) from error
         except ServiceUnavailableError as error:
+            _expect_means(error.address, error)
             if error.refused is not None:
                 raise self._lost(error.refused, str(error)) from error
             raise self._unreachable({error.address: str(error)}) from error
@@ -280,6 +286,13 @@ class _Failures:
             return error
         whole = ServiceUnavailableError(f"it refuses {len(refused)} map outputs, the last time so: {error}")
         return self._services.setdefault(service, whole)
+
+
+def _expect_means(service: str, error: ServiceUnavailableError) -> None:
+    """Raise an OSError if a service was not reached because this process lacks the means to ask it."""
+    shortage = shortage_behind(error)
+    if shortage is not None:
+        raise cannot_ask(service, shortage) from error
 
 
 def _is_about_one(answer: Answer) -> bool:

@@ -3,6 +3,7 @@ nothing keeps it waiting for ever. Over TCP and over TLS."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import threading
@@ -16,6 +17,7 @@ import pytest
 import trustme
 from consumers import PATIENCE, together
 from engine import eventually
+from scripted_server import refused_address
 
 from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
@@ -285,6 +287,27 @@ def test_an_address_that_answers_nothing_leaves_time_for_the_next(monkeypatch: p
         with closing(connection):
             connection.connect()
             assert connection.segment_bytes == SEGMENT
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
+def test_a_host_that_refuses_is_not_hidden_by_an_address_that_this_host_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, str]
+) -> None:
+    """As where IPv6 is switched off here, and the host's name has such an address, too."""
+    real = calls.create_connection
+
+    def without_ipv6(address: tuple[str, int], *arguments: float) -> socket.socket:
+        if ":" in address[0]:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return real(address, *arguments)
+
+    named(monkeypatch, *addresses)
+    monkeypatch.setattr(calls, "create_connection", without_ipv6)
+    with refused_address() as refused:
+        port = refused.rpartition(":")[2]
+        connection = ClientConnection(Dial(f"some.example:{port}", None, None, PATIENCE), lambda: True)
+        with closing(connection), pytest.raises(ConnectionRefusedError):
+            connection.connect()
 
 
 def test_a_name_that_was_found_late_leaves_all_its_time_to_connecting(

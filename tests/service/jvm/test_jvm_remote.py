@@ -3,8 +3,10 @@ the losses, services that do not answer; and shuffles that are removed there."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -37,6 +39,7 @@ from jvm_client import (
 )
 from scripted_server import HonestService, Peer, ScriptedServer, refused_address, silent
 
+from sortshuffle import calls
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
@@ -45,7 +48,7 @@ from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import THREADS
 from sortshuffle.service.jvm.outputs import KnownOutputs
-from sortshuffle.service.jvm.remote import MOST_REFUSED
+from sortshuffle.service.jvm.remote import MOST_ASKED, MOST_REFUSED
 from sortshuffle.service.jvm.silent_services import MOST_FAILURES, RETRY_AFTER, SilentServices
 from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.service.wire.protocol import Fault, Stream
@@ -641,6 +644,58 @@ def test_a_known_loss_is_told_if_a_service_cannot_be_asked(tmp_path: Path) -> No
         lost = Block(2, 2, 0, 1, bytes(16), 1)
         answer = client.read([*blocks, lost], [server.address, HERE])
         assert (answer.status, answer.lost) == (LOST, (2,)), answer.text
+
+
+@contextmanager
+def too_few_descriptors(monkeypatch: pytest.MonkeyPatch, *services: str) -> Iterator[None]:
+    """The engine has no descriptor left whenever it connects to one of these services."""
+    ports, connect = {int(each.rpartition(":")[2]) for each in services}, calls.create_connection
+
+    def failing(address: tuple[str, int], *arguments: Any) -> socket.socket:
+        if address[1] in ports:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return connect(address, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "create_connection", failing)
+        yield
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_engine_without_descriptors_loses_nothing_of_a_sound_host(
+    tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """Neither when it looks for map outputs, nor when it fetches those whose indexes are known."""
+    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(2)]
+    blocks = [each.block(0, 4) for each in outputs]
+    with impatient(tmp_path) as client:
+        if is_known:
+            assert client.read(blocks, [there.address]).status == DONE
+        with too_few_descriptors(monkeypatch, there.address):
+            answer = client.read(blocks, [there.address])
+        assert (answer.status, answer.lost) == (FAILED, ())
+        for text in (there.address, "Too many open files", "ulimit -n"):
+            assert text in answer.text
+        assert client.read(blocks, [there.address]).data == b"".join(each.expected(0, 4) for each in outputs)
+
+
+def test_a_shortage_is_waited_for_once_however_many_map_outputs_are_asked_for(
+    tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a time-out without descriptors, no further service is asked."""
+    asked: list[tuple[str, int]] = []
+
+    def failing(address: tuple[str, int], *arguments: Any) -> socket.socket:
+        asked.append(address)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    services = [f"127.0.0.1:{port}" for port in range(100, 100 + 5 * MOST_ASKED)]
+    with impatient(tmp_path) as client, monkeypatch.context() as patch:
+        patch.setattr(calls, "create_connection", failing)
+        blocks = [Block(at, at, 0, 1, bytes(16), at) for at in range(len(services))]
+        answer = client.read(blocks, services)
+    assert (answer.status, answer.lost) == (FAILED, ())
+    assert len(set(asked)) <= 2 * MOST_ASKED
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:0", "127.0.0.1:x"])

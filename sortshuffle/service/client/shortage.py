@@ -1,0 +1,55 @@
+"""Tells whether a request to a service failed because this process lacks the means to make it.
+
+A process may have no descriptor, memory, port or thread left for a connection. That says nothing about the
+service: its host may be sound, and its map outputs are not lost.
+
+The client tries again until its time-out is over, and then raises an error for the service. The shortage is
+among the causes of that error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from sortshuffle.errors import OUT_OF, SortShuffleError
+
+# this process lacks descriptors, memory or ports for another connection
+LOCAL_SHORTAGES = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
+
+_REMEDIES = {
+    errno.EMFILE: "Allow this process more open files (ulimit -n)",
+    errno.ENFILE: "Allow this host more open files (sysctl fs.file-max)",
+    errno.ENOMEM: "Give this host more memory, or run fewer tasks on it at a time",
+    errno.ENOBUFS: "Give this host more memory, or run fewer tasks on it at a time",
+    errno.EADDRNOTAVAIL: "Give this host more ports for connections (sysctl net.ipv4.ip_local_port_range)",
+    errno.EAGAIN: "Allow this process more threads (ulimit -u) or more address space (ulimit -v)",
+}
+
+
+def shortage_behind(error: BaseException | None) -> BaseException | None:
+    """Return the first shortage of this process among an error and its causes; None if there is none."""
+    while error is not None:
+        is_no_thread = isinstance(error, RuntimeError) and not isinstance(error, SortShuffleError)
+        if is_no_thread or isinstance(error, MemoryError):
+            return error
+        if isinstance(error, OSError) and error.errno in LOCAL_SHORTAGES:
+            return error
+        error = error.__cause__
+    return None
+
+
+def is_own_shortage(error: BaseException | None) -> bool:
+    """Return whether the cause is not the service, but a shortage in this process."""
+    return shortage_behind(error) is not None
+
+
+def cannot_ask(service: str, shortage: BaseException) -> OSError:
+    """Return the error of a task that cannot ask ``service`` because of a shortage. It names the remedy."""
+    if isinstance(shortage, OSError) and shortage.errno is not None:
+        number, what = shortage.errno, os.strerror(shortage.errno)
+    elif isinstance(shortage, MemoryError):
+        number, what = errno.ENOMEM, os.strerror(errno.ENOMEM)
+    else:  # Python's words for a thread that cannot be started
+        number, what = errno.EAGAIN, str(shortage)
+    return OSError(number, f"the shuffle service at {service} cannot be asked: {what}. {_REMEDIES[number]}")
