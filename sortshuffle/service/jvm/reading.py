@@ -47,7 +47,8 @@ READ_BYTES = 4 * MIB
 @dataclass(frozen=True, slots=True)
 class _Findings:
     """What a look for map outputs has found. ``lost``: why they are lost, by the number of the block.
-    ``problems``: errors that say nothing about map outputs, such as those of a disk that fails."""
+    ``problems``: errors that say nothing about map outputs, such as a lack of descriptors. A disk that
+    fails is a loss instead: the storage reader makes a `DataLossError` of its error."""
 
     lost: dict[int, str] = field(default_factory=dict)
     problems: list[Exception] = field(default_factory=list)

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -36,9 +37,7 @@ from jvm_client import (
 
 from sortshuffle import calls
 from sortshuffle.format.header import Codec
-from sortshuffle.format.index import Index
 from sortshuffle.options import KIB, MIB
-from sortshuffle.service.jvm import outputs as outputs_module
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.reading import READ_BYTES
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -262,29 +261,31 @@ def test_known_ones_are_named_with_those_that_are_looked_for(engine: Serving, cl
     assert (answer.status, answer.lost) == (LOST, (1, 2))
 
 
+def refuse_to_open(monkeypatch: pytest.MonkeyPatch, path: str, number: int) -> None:
+    """The system gives this error when the file is opened."""
+    opens = calls.open
+
+    def failing(name: str, *arguments: Any) -> int:
+        if name == path:
+            raise OSError(number, os.strerror(number), name)
+        return opens(name, *arguments)
+
+    monkeypatch.setattr(calls, "open", failing)
+
+
 @pytest.fixture
 def unreadable(engine: Serving, client: JvmClient, monkeypatch: pytest.MonkeyPatch) -> list[Output]:
-    """Five map outputs. The first, fourth and fifth are gone, and the disk fails at the second. All but the
-    last were read before."""
+    """Five map outputs. The first, fourth and fifth are gone, and the engine has no descriptor left for the
+    second. All but the last were read before."""
     outputs = outputs_of(client, 5, 300 * KIB)
     assert client.read([each.block(0, 4) for each in outputs[:4]]).status == DONE
     files = [each.file(engine.homes[0]) for each in outputs]
     for at in (0, 3, 4):
         os.unlink(files[at].data_path)
-    stat = calls.stat
-
-    def failing(path: str) -> os.stat_result:
-        if path == files[1].index_path:
-            raise OSError(errno.EIO, "Input/output error", path)
-        return stat(path)
-
-    def no_index(file: PartitionedFile, file_id: bytes) -> Index:
-        if file == files[1]:
-            raise OSError(errno.EIO, "Input/output error", file.index_path)
-        return read_index(file, file_id)
-
-    monkeypatch.setattr(calls, "stat", failing)
-    monkeypatch.setattr(outputs_module, "read_index", no_index)
+    second = files[1].data_path
+    shutil.copy(second, f"{second}.copy")
+    os.replace(f"{second}.copy", second)  # now a file that is not open: the engine must open it again
+    refuse_to_open(monkeypatch, files[1].index_path, errno.EMFILE)
     return outputs
 
 
@@ -309,7 +310,20 @@ def test_a_file_that_cannot_be_opened_hides_no_loss_of_others(
 def test_a_file_that_cannot_be_opened_is_no_loss(client: JvmClient, unreadable: list[Output]) -> None:
     answer = client.look([unreadable[at].block(0, 4) for at in (1, 2)])
     assert (answer.status, answer.lost) == (FAILED, ())
-    assert "Input/output error" in answer.text
+    assert "Too many open files" in answer.text
+    assert "ulimit -n" in answer.text
+
+
+def test_a_file_whose_disk_fails_is_lost(
+    engine: Serving, client: JvmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map task runs again, and writes to another disk."""
+    outputs = outputs_of(client, 3, 300 * KIB)
+    file = outputs[1].file(engine.homes[0])
+    refuse_to_open(monkeypatch, file.index_path, errno.EIO)
+    answer = client.read([each.block(0, 4) for each in outputs])
+    assert (answer.status, answer.lost) == (LOST, (1,))
+    assert file.base in answer.text
 
 
 def test_a_look_finds_what_is_lost_of_known_map_outputs(engine: Serving, client: JvmClient) -> None:
