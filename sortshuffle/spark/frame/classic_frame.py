@@ -7,15 +7,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark import RDD
+from pyspark import RDD, StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.streaming import DataStreamWriter
 
-from sortshuffle.spark.frame.classic_shadow import ClassicShadow, analysed
+from sortshuffle.spark.frame.classic_shadow import ClassicShadow, analysed, referenced_ids
 from sortshuffle.spark.frame.delegation import delegating
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 from sortshuffle.spark.frame.two_sided import ACTIONS, TwoSidedFrame
+from sortshuffle.spark.session.java import scala_object
 from sortshuffle.spark.session.requirements import plain_session
 
 # PySpark's methods that only make a plan. They read no row, and change nothing
@@ -71,6 +72,22 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
             self._rows_for_spark.chain.leave_to_spark()  # it returns before the rows are read
         return target
 
+    def cache(self) -> ClassicFrame:
+        """Return `persist` with the level that ``spark.sql.defaultCacheStorageLevel`` names."""
+        session: Any = self._session
+        name = session.conf.get("spark.sql.defaultCacheStorageLevel", "MEMORY_AND_DISK").upper()
+        level = scala_object(session._jvm, "org.apache.spark.storage.StorageLevel").fromString(name)
+        self.persist(
+            StorageLevel(
+                level.useDisk(),
+                level.useMemory(),
+                level.useOffHeap(),
+                level.deserialized(),
+                level.replication(),
+            )
+        )
+        return self
+
     def unpersist(self, blocking: bool = False) -> ClassicFrame:
         """Drop the rows from Spark's cache. Return this frame."""
         super().unpersist(blocking)
@@ -118,6 +135,14 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         shadow = self._shadow
         assert isinstance(shadow, ClassicShadow)
         return shadow.has(columns, [each._shadow for each in others])
+
+    def _needs_analysis(self, columns: Sequence[Column]) -> bool:
+        return bool(referenced_ids(columns))
+
+    def zip(self, other: DataFrame) -> DataFrame:
+        """Pair the rows of two selections of one frame, like `DataFrame.zip`."""
+        right = other._on_bases() if isinstance(other, TwoSidedFrame) else other
+        return self._delegated("zip", self._on_bases().zip(right), [other])
 
     def colRegex(self, colName: str) -> Column:
         """Return the columns whose names match, like `DataFrame.colRegex`."""

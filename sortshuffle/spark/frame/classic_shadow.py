@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.classic import dataframe as classic
 
-from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
+from sortshuffle.spark.frame.shadow import Base, HiddenColumnError, Shadow, next_base
 from sortshuffle.spark.session.java import java_class, scala_object
 
 _BASE_TAG = "sortshuffle.base"
@@ -27,13 +27,10 @@ _REFERENCE = re.compile(r"#(\d+)L?,Origin\(")
 _ID = re.compile(r"#(\d+)L?$")
 
 
-class _BaseTooNarrowError(Exception):
-    """Hidden columns pass a base that has not got them."""
-
-
 class ClassicShadow(Shadow):
     """A shadow in a session with a JVM."""
 
+    impassable = frozenset(("sample",))
     # What follows is read of the JVM when it is first needed
     _ids: list[int] | None = None  # of the columns
     _groups: Mapping[int, object] | None = None  # of the columns' ids: one for all that a node makes
@@ -115,22 +112,23 @@ class ClassicShadow(Shadow):
         return shadow
 
     def kept(self) -> ClassicShadow:
-        if self.base is not None or not self.is_call:
+        if self.base is not None or not self.is_passable:
             return self
         return ClassicShadow(lambda: _copy_of(self.dataframe()), [self], base=next_base(), bases=self.bases)
 
     def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
         """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""
-        wanted = {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}
-        if not wanted:
-            return True
+        wanted = referenced_ids(columns)
         shadows = [each for each in (self, *others) if isinstance(each, ClassicShadow)]
-        return wanted <= {number for each in shadows for number in each.ids()}
+        return wanted <= {number for each in shadows for number in each.ids()} if wanted else True
 
-    def _needs_hidden(self, result: DataFrame) -> bool:
+    def needs_hidden(self, result: DataFrame) -> bool:
         # Spark leaves the plan below a call as it is, unless it needs hidden columns of it
         own = analysed(self.dataframe())
-        pending = [analysed(result)]
+        try:
+            pending = [analysed(result)]
+        except AnalysisException:
+            return False  # a correlated subquery, which Spark analyses with the outer query alone
         while pending:
             plan = pending.pop()
             if plan.fastEquals(own):
@@ -138,35 +136,46 @@ class ClassicShadow(Shadow):
             pending += _children(plan)
         return True
 
-    def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame | None:
-        try:
-            needs_hidden = self._needs_hidden(result)
-        except AnalysisException:
-            return None  # a correlated subquery, which Spark analyses with the outer query alone
-        if not needs_hidden:
-            return None
+    def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame:
+        """As in `Shadow`. Goes through the plan without recursion, because it may be deeper than Python's
+        stack."""
         tag = _tag(result)
+        pending = [(analysed(result), False)]  # plans, and whether their children are the last of `plans`
+        plans: list[Any] = []  # with rows in them
+        while pending:
+            plan, has_children = pending.pop()
+            if has_children:
+                first = len(plans) - plan.children().length()
+                plans[first:] = [plan.withNewChildren(_sequence(result, plans[first:]))]
+                continue
+            rows = _rows_of_base(plan, tag, bases)
+            if rows is not None:
+                plans.append(rows)
+            elif children := _children(plan):
+                pending += [(plan, True), *((each, False) for each in reversed(children))]
+            else:
+                plans.append(plan)
+        return _planned(result, plans[0])
 
-        def filled(plan: Any) -> Any:
-            number = plan.getTagValue(tag)
-            if number.isDefined():
-                base = bases.get(number.get())
-                count = plan.output().length()
-                if base is not None and count == len(base.frame.columns):
-                    rows = base.frame._to_spark()
-                    if column_ids(analysed(rows)) == column_ids(plan):
-                        return analysed(rows)
-                    # Spark has renewed the ids here
-                    return _with_columns_of(rows, analysed(rows), plan.output(), [True] * count)
-                if base is None or not base.is_call:
-                    raise _BaseTooNarrowError
-            children = _children(plan)
-            return plan.withNewChildren(_sequence(result, map(filled, children))) if children else plan
 
-        try:
-            return _planned(result, filled(analysed(result)))
-        except _BaseTooNarrowError:
-            return None
+def _rows_of_base(plan: Any, tag: Any, bases: Mapping[int, Base]) -> Any:
+    """Return the plan of the rows of the base that ``plan`` is; None if it is none, or if hidden columns pass
+    it. Raises `HiddenColumnError` if these may not pass it."""
+    number = plan.getTagValue(tag)
+    if not number.isDefined():
+        return None
+    base = bases.get(number.get())
+    count = plan.output().length()
+    if base is None or count != len(base.frame.columns):
+        if base is None or not base.is_passable:
+            raise HiddenColumnError
+        plan.unsetTagValue(tag)  # a node that Spark has made for this call; it is the base no longer
+        return None
+    rows = base.frame._to_spark()
+    if column_ids(analysed(rows)) == column_ids(plan):
+        return analysed(rows)
+    # Spark has renewed the ids here
+    return _with_columns_of(rows, analysed(rows), plan.output(), [True] * count)
 
 
 def _copy_of(frame: DataFrame) -> DataFrame:
@@ -177,6 +186,11 @@ def _copy_of(frame: DataFrame) -> DataFrame:
 def analysed(frame: DataFrame) -> Any:
     """Return the logical plan of a DataFrame, after Spark's analysis."""
     return frame._jdf.queryExecution().analyzed()
+
+
+def referenced_ids(columns: Sequence[Column]) -> set[int]:
+    """Return the ids of the columns of DataFrames that are in ``columns``."""
+    return {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}
 
 
 def column_ids(plan: Any) -> list[int]:

@@ -75,8 +75,8 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         return self._twin if self._outline is None else self._outline.dataframe()
 
     def _set_shadow(self, shadow: Shadow) -> None:
-        if shadow.base is not None and not shadow.is_call:
-            self._outline = shadow  # Spark would not make the frame's rows: its own plan is the base
+        if shadow.base is not None and not shadow.is_passable:
+            self._outline = shadow  # Spark may not make the frame's rows: its own plan is the base
             return
         super()._set_shadow(shadow)
         # a column of what Spark makes of the call, or of its plan of the same rows, is also this frame's

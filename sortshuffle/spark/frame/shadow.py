@@ -1,4 +1,4 @@
-"""`Shadow`: the DataFrame without rows that has the columns of a frame, for Spark's analysis.
+"""`Shadow`: the DataFrame that has the columns of a frame, for Spark's analysis. No action reads it.
 
 A column such as ``frame.k`` must be a column of a plan, and a frame of Python's side has none yet. Its shadow
 has one. While rows stay in Python, the shadow of a result is what Spark makes of the same call on the shadows
@@ -17,9 +17,14 @@ the plan below, which rows from Python do not have. Such a call is made on the s
 put into its plan (`with_rows`). They belong where the calls on shadows begin, at the *bases*: the results of
 functions, of operators whose rows Spark would not make, or not the same, and what is in Spark's cache.
 
+Hidden columns that pass a base make its rows anew, in Spark, of the rows of bases below. After ``limit`` or
+``dropDuplicates`` these may be others; plain Spark does not promise the same rows for two plans either. But
+Spark's sample is the same in both, so ours must be: hidden columns do not pass it. Neither do they pass what
+only Python can make.
+
 Over Spark Connect (`connect_shadow`) nothing is analysed before a request. So a shadow there has rows: a
 base's shadow is the plan of its own stage, and what Spark must do after it, it does with all calls since the
-base.
+base, also a sample.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame
 
@@ -40,19 +45,25 @@ def next_base() -> int:
     return next(_base_numbers)
 
 
+class HiddenColumnError(Exception):
+    """Hidden columns would have to pass a base that has not got them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A frame whose rows belong into a shadow's plan. ``is_call``: whether the plan below the base would make
-    such rows, too, of the rows of bases further down. A base loses its place if hidden columns pass it."""
+    """A frame whose rows belong into a shadow's plan. ``is_passable``: whether hidden columns may pass it.
+    Then the plan below the base makes its rows, of those of bases further down."""
 
     frame: Any
-    is_call: bool
+    is_passable: bool
 
 
 class Shadow:
     """A DataFrame that is made when it is first needed. ``make``: makes it, once ``sources`` are made.
     ``base``: the number of this base; None if it is none. ``bases``: those below it in the plan, by number;
-    None if Spark would not make the rows of theirs."""
+    None if hidden columns do not pass this one."""
+
+    impassable: ClassVar[frozenset[str]] = frozenset()  # methods whose results hidden columns do not pass
 
     def __init__(
         self,
@@ -67,7 +78,7 @@ class Shadow:
         self._made: DataFrame | None = None
         self._lock = threading.RLock()  # of the attributes above; no other lock is taken under it
         self.base = base
-        self.is_call = bases is not None
+        self.is_passable = bases is not None
         self.bases: Mapping[int, Base] = bases or {}
 
     @classmethod
@@ -128,7 +139,11 @@ class Shadow:
         base, so that Spark does not make the rows again of those below."""
         return self
 
-    def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame | None:
+    def needs_hidden(self, result: DataFrame) -> bool:
+        """Return whether ``result``, of a call on this shadow and others, needs hidden columns."""
+        return False
+
+    def with_rows(self, result: DataFrame, bases: Mapping[int, Base]) -> DataFrame:
         """Return ``result``, of a call on this shadow and others, with the rows of ``bases`` in its plan.
-        None if it needs no hidden columns, or if a base has not those that pass it."""
-        return None
+        Raises `HiddenColumnError` if hidden columns would have to pass one that they may not pass."""
+        return result

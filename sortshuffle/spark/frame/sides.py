@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import pyarrow.compute as pc
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 
 from sortshuffle.errors import OptionError, UsageError
-from sortshuffle.spark.frame.shadow import Shadow
+from sortshuffle.spark.frame.shadow import HiddenColumnError, Shadow
 from sortshuffle.spark.frame.two_sided import PendingCall, TwoSidedFrame
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -29,6 +30,10 @@ _READS_ANALYSIS = frozenset(("filter", "selectExpr", "withColumn", "withColumns"
 # Operators whose result has the same rows on both sides, whatever exchange comes before them
 _ROW_BY_ROW = frozenset(("select", "selectExpr", "filter", "drop", "alias", "hint"))
 _ROW_BY_ROW |= {"withColumn", "withColumns", "withColumnRenamed", "withColumnsRenamed"}
+_TOO_NARROW = (
+    "A column that was dropped before sample(), or before a call with an Arrow expression, cannot be used"
+    " after it: the rows are Python's, and have only the columns that were there. Drop the column later."
+)
 
 
 def python_operator(method: Method) -> Method:
@@ -56,11 +61,12 @@ def _operator(method: Method, *, exchanges: bool) -> Method:
         by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
         if self._is_in_python:
             shadow = self._shadow_of(name, args, kwargs)
-            return attempt(self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow)
+            checked = functools.partial(_checked, method, args=args, kwargs=kwargs, shadow=shadow)
+            return attempt(self, name, checked, by_spark, shadow)
         result = by_spark()
         if exchanges or (self._pending_call is not None and name in _ROW_BY_ROW):
             result._pending_call = PendingCall(
-                self, lambda source: _checked(method, source._to_python(name), args, kwargs)
+                self, lambda source: _checked(method, source._to_python(name), args, kwargs, None)
             )
         return result
 
@@ -94,13 +100,7 @@ def attempt(
     except OptionError:
         raise
     except UsageError as refusal:
-        result = None
-        if shadow is not None and frame._is_in_python:
-            analysed = shadow.dataframe()  # a wrong call fails here, before Spark plans the rows
-            planned = frame._shadow.with_rows(analysed, shadow.bases)
-            result = None if planned is None else frame._wrap(operator, planned, [])
-        if result is None:
-            result = by_spark()
+        result = _refused(frame, operator, by_spark, shadow)
         if isinstance(result, TwoSidedFrame) and frame._is_in_python:
             result._cross(operator, "Spark", str(refusal))
     if isinstance(result, TwoSidedFrame) and result is not frame:
@@ -108,6 +108,23 @@ def attempt(
             result._set_shadow(shadow)
         result._log_new_crossings(frame)
     return result
+
+
+def _refused(frame: TwoSidedFrame, operator: str, by_spark: Callable[[], Any], shadow: Shadow | None) -> Any:
+    """Return what Spark makes of a call that Python refused. ``shadow``: as in `attempt`."""
+    if shadow is None or not frame._is_in_python:
+        return by_spark()
+    analysed = shadow.dataframe()  # a wrong call fails here, before Spark plans the rows
+    if not frame._shadow.needs_hidden(analysed):
+        return by_spark()
+    try:
+        return frame._wrap(operator, frame._shadow.with_rows(analysed, shadow.bases), [])
+    except HiddenColumnError:
+        try:
+            return by_spark()
+        except AnalysisException as error:
+            error.add_note(_TOO_NARROW)
+            raise
 
 
 def copied(value: Any) -> Any:
@@ -120,13 +137,19 @@ def copied(value: Any) -> Any:
 
 
 def _checked(
-    method: Callable[..., Any], frame: TwoSidedFrame, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    method: Callable[..., Any],
+    frame: TwoSidedFrame,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    shadow: Shadow | None,
 ) -> Any:
-    """Call an operator of Python's side, after `_check_columns` if it looks columns up by name."""
+    """Call an operator of Python's side, after `_check_columns` if it looks columns up by name. ``shadow``:
+    of the result; None if Spark has analysed the call."""
     if method.__name__ not in _READS_ANALYSIS:
         values = [*args, *kwargs.values()]
         others = [frame._as_frame(each) for each in values if isinstance(each, DataFrame)]
-        frame._check_columns(list(columns_in(values)), others)
+        analyse = None if shadow is None else shadow.dataframe
+        frame._check_columns(list(columns_in(values)), others, analyse)
     return method(frame, *args, **kwargs)
 
 

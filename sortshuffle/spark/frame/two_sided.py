@@ -289,6 +289,13 @@ class TwoSidedFrame(DataFrame):
         """Return the DataFrame on which Spark makes calls that Python does not."""
         return self._to_spark()
 
+    def _on_bases(self) -> DataFrame:
+        """Return the rows as what Spark makes of those of the shadow's bases, so that frames of one base are
+        plans with one beginning."""
+        if not self._is_in_python:
+            return self._to_spark()
+        return self._shadow.with_rows(self._shadow.dataframe(), _bases([self]))
+
     def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         """Return the result of a method that only PySpark has (`delegation`)."""
         wrapped = self._wrap(method, result, args)
@@ -368,7 +375,8 @@ class TwoSidedFrame(DataFrame):
 
         sources = [each._shadow for each in frames]
         base = next_base() if method in _CHOOSES_ROWS else None
-        return self._shadow_class(make, sources, base=base, bases=_bases(frames))
+        bases = None if method in self._shadow_class.impassable else _bases(frames)
+        return self._shadow_class(make, sources, base=base, bases=bases)
 
     def _shadow_by(self, call: Callable[[DataFrame], DataFrame]) -> Shadow:
         """Return the shadow that ``call`` makes of this frame's shadow, as Spark makes the rows."""
@@ -381,15 +389,30 @@ class TwoSidedFrame(DataFrame):
         own = self._shadow
         return self._shadow_class(lambda: call(own.dataframe()), [own], base=next_base())
 
-    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
-        """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``."""
-        if columns and not self._has(columns, others):
+    def _check_columns(
+        self,
+        columns: Sequence[Column],
+        others: Sequence[TwoSidedFrame] = (),
+        analyse: Callable[[], object] | None = None,
+    ) -> None:
+        """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``.
+        ``analyse``: has Spark analyse the call, if that can be had before an action. It raises Spark's error
+        for columns that are those of both sides of a self join."""
+        if not columns:
+            return
+        if not self._has(columns, others):
             raise ColumnError("a column of another DataFrame is used, which only Spark may resolve")
+        if analyse is not None and self._needs_analysis(columns):
+            analyse()
 
     @abstractmethod
     def _has(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame]) -> bool:
         """Return whether ``columns`` are columns of this frame or of ``others``, or of no DataFrame. If so,
         Python may look them up by name. May raise `ColumnError`, if that says more than no."""
+
+    def _needs_analysis(self, columns: Sequence[Column]) -> bool:
+        """Return whether Spark may refuse ``columns`` although they are columns of a frame here."""
+        return False
 
     # ---- crossings ----------------------------------------------------------------------------------
 
@@ -494,5 +517,5 @@ def _bases(frames: Iterable[TwoSidedFrame]) -> dict[int, Base]:
         shadow = frame._shadow
         bases |= shadow.bases
         if shadow.base is not None:
-            bases[shadow.base] = Base(frame, shadow.is_call)
+            bases[shadow.base] = Base(frame, shadow.is_passable)
     return bases

@@ -17,13 +17,14 @@ from dataclasses import replace
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from sortshuffle.spark.plan.chain import Chain, Origin
+from sortshuffle.spark.plan.chain import Chain, FrameContext, Origin
 from sortshuffle.spark.worker.stages import Step
 
 
 def keep(chain: Chain, origin: Origin, cached: DataFrame) -> None:
     """Note that Spark's cache has the rows of ``chain``. ``origin`` reads them there, as those of the
     DataFrame ``cached``."""
+    _forget_dropped(chain.context)
     if chain.context.planner.keeps and not chain.context.options.skew_factor:
         # the chain is kept, too, so that no other object gets the ids of its steps
         chain.context.kept_rows[_key(chain, len(chain.steps))] = (chain, origin, cached)
@@ -61,11 +62,23 @@ def _kept(chain: Chain, count: int) -> Origin | None:
     them."""
     key = _key(chain, count)
     _, origin, cached = chain.context.kept_rows.get(key, (None, None, None))
-    if cached is not None and cached.storageLevel == StorageLevel.NONE:
-        # somebody has dropped them: `catalog.clearCache`, or `unpersist` of another DataFrame
+    if cached is not None and _is_dropped(cached):
         chain.context.kept_rows.pop(key, None)
         return None
     return origin
+
+
+def _forget_dropped(context: FrameContext) -> None:
+    """Drop the entries of rows that are no longer in Spark's cache, so that their frames can go."""
+    for key, (_, _, cached) in list(context.kept_rows.items()):
+        if _is_dropped(cached):
+            context.kept_rows.pop(key, None)
+
+
+def _is_dropped(cached: DataFrame) -> bool:
+    """Return whether somebody has dropped the rows: `catalog.clearCache`, or `unpersist` of another
+    DataFrame."""
+    return bool(cached.storageLevel == StorageLevel.NONE)
 
 
 def _key(chain: Chain, count: int) -> tuple[int, ...]:

@@ -266,6 +266,103 @@ def test_hidden_columns_do_not_pass_what_only_python_selects(job: SparkSession) 
         frame.select("id").filter(pc.field("id") > 1).filter(frame.k == 1)
 
 
+SAMPLED: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "sample": lambda f: f.select("id").sample(0.5, 7),
+    "without a seed": lambda f: f.select("id").sample(0.5),
+    "kept": lambda f: f.select("id").sample(0.5, 7).persist(),
+    "narrowed": lambda f: f.select("id").sample(0.5, 7).filter("id > 3").limit(400),
+}
+
+
+@pytest.mark.parametrize("sample", SAMPLED.values(), ids=SAMPLED.keys())
+def test_hidden_columns_do_not_pass_a_sample(
+    job: SparkSession, sample: Callable[[DataFrame], DataFrame]
+) -> None:
+    """Spark would draw another sample."""
+    frame = numbers(job, 1000)
+    sampled = sample(frame)
+    try:
+        with pytest.raises(AnalysisException, match="MISSING_ATTRIBUTES") as caught:
+            sampled.filter(frame.k == 1)
+        assert "Drop the column later." in caught.value.__notes__[0]
+    finally:
+        job.catalog.clearCache()
+
+
+def test_a_selection_of_a_sample_has_its_rows(job: SparkSession) -> None:
+    sample = numbers(job, 1000).sample(0.5, 7)
+    wanted = sorted(row.id for row in sample.collect() if row.k != 1)
+    # only Spark has soundex(), which leaves digits as they are
+    by_spark = sample.select("id", "k").filter(sf.soundex(sample.k.cast("string")) != "1")
+    assert sorted(row.id for row in by_spark.collect()) == wanted
+
+
+SELF_JOINED: dict[str, Call] = {
+    "select": lambda g, j: j.select("v", g.id),
+    "groups": lambda g, j: j.groupBy(g.id).count(),
+    "aggregate": lambda g, j: j.groupBy("v").agg(sf.max(g.id)),
+    "function": lambda g, j: j.groupBy(g.id).applyInArrow(
+        lambda table: table, "id long, k long, v long, w long"
+    ),
+    "sort": lambda g, j: j.sort(g.id.desc()),
+    "exchange": lambda g, j: j.repartition(3, g.id),
+    "exchange by ranges": lambda g, j: j.repartitionByRange(3, g.id),
+    "drop": lambda g, j: j.drop(g.id),
+    "own column": lambda g, j: j.select(j.id, j.w),
+    "column of one side": lambda g, j: j.select("id", g.w),
+}
+"""Calls with columns of one side of a self join."""
+
+
+@pytest.mark.parametrize("call", SELF_JOINED.values(), ids=SELF_JOINED.keys())
+def test_columns_of_one_side_of_a_self_join(job: SparkSession, spark: SparkSession, call: Call) -> None:
+    def answer(session: SparkSession) -> list[Row] | str:
+        frame = numbers(session, 7)
+        other = frame.filter("id < 3").select("id", frame.v.alias("w"))
+        try:
+            return sorted(call(other, frame.join(other, "id", "left")).collect(), key=str)
+        except AnalysisException as error:
+            return str(error.getCondition())
+
+    assert answer(job) == answer(spark)
+
+
+@pytest.mark.parametrize("keep", [lambda frame: frame, DataFrame.persist], ids=["new", "kept"])
+def test_selections_of_one_frame_are_zipped(
+    job: SparkSession, spark: SparkSession, keep: Callable[[DataFrame], DataFrame]
+) -> None:
+    def zipped(session: SparkSession) -> DataFrame:
+        frame = keep(numbers(session, 7))
+        return frame.select("id").zip(frame.select("v", (sf.col("k") + 1).alias("n")))
+
+    found, wanted = (rows_of(session, zipped) for session in (job, spark))
+    assert found == wanted != []
+
+
+def test_frames_of_other_rows_are_not_zipped(job: SparkSession, spark: SparkSession) -> None:
+    ours = numbers(job, 7)
+    assert isinstance(ours, ShuffleFrame)
+    assert_same_error(
+        lambda frame: frame.zip(numbers(frame.sparkSession, 4)).collect(), ours, numbers(spark, 7)
+    )
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [lambda f: f.select("id").persist(), lambda f: f.select("id").limit(99)],
+    ids=["kept", "limit"],
+)
+def test_a_base_that_hidden_columns_passed_is_none_any_more(
+    job: SparkSession, spark: SparkSession, narrow: Callable[[DataFrame], DataFrame]
+) -> None:
+    def joined(session: SparkSession) -> DataFrame:
+        f, g = numbers(session, 7), numbers(session, 7)
+        return g.join(narrow(f).filter(f.k == 1), "id").select("id").filter(g.v > 2)
+
+    found, wanted = (rows_of(session, joined) for session in (job, spark))
+    assert found == wanted != []
+
+
 def test_hidden_columns_are_those_of_the_sample(job: SparkSession) -> None:
     frame = numbers(job, 1000)
     sample = frame.sample(0.5, 7)
@@ -316,6 +413,12 @@ def test_long_chains_on_pythons_side(job: SparkSession) -> None:
     *_, frame = renamed(numbers(job, 6), "v")
     column = frame[frame.columns[-1]]
     assert frame.filter(column > 4).filter(f"{frame.columns[-1]} % 4 = 0").count() == 1
+
+
+def test_hidden_columns_behind_a_long_chain(job: SparkSession) -> None:
+    frame = numbers(job, 6)
+    *_, last = renamed(frame, "v")
+    assert sorted(row.id for row in last.drop("k").filter(frame.k == 1).collect()) == [1, 4]
 
 
 def test_long_chains_that_are_remembered(job: SparkSession) -> None:

@@ -102,6 +102,38 @@ def test_kept_rows_that_the_catalog_drops_are_made_again(job: SparkSession) -> N
     rows.unpersist()
 
 
+def test_dropped_rows_are_forgotten_when_others_are_kept(job: SparkSession) -> None:
+    source = job.range(5).mapInPandas(same, "id long").repartition(2, "id")
+    assert isinstance(source, sortshuffle.ShuffleFrame)
+    try:
+        for low in range(3):
+            source.filter(f"id > {low}").persist()
+            job.catalog.clearCache()
+        last = source.filter("id > 3").persist()
+        known = source._chain.context.kept_rows.values()
+        assert [cached.storageLevel.useMemory for _, _, cached in known] == [True]
+        assert last.count() == 1
+    finally:
+        job.catalog.clearCache()
+
+
+@pytest.mark.parametrize("level", ["DISK_ONLY", "MEMORY_ONLY", "memory_and_disk_ser_2"])
+@pytest.mark.parametrize("is_in_python", [False, True], ids=["spark", "python"])
+def test_cache_has_the_level_of_the_session(
+    job: SparkSession, spark: SparkSession, level: str, is_in_python: bool
+) -> None:
+    def kept_level(session: SparkSession) -> object:
+        with confs(session, {"spark.sql.defaultCacheStorageLevel": level}):
+            rows = session.range(3)
+            kept = (rows.mapInPandas(same, "id long") if is_in_python else rows).cache()
+        try:
+            return kept.storageLevel
+        finally:
+            session.catalog.clearCache()
+
+    assert kept_level(job) == kept_level(spark)
+
+
 def with_unknown_type(path: Path) -> str:
     """Write a file whose second column is of a user-defined type, and Python has not the type's module."""
     kind = {"type": "udt", "pyClass": "no_such_module.B", "serializedClass": "", "sqlType": "long"}
