@@ -26,8 +26,8 @@ PATIENCE = 300  # seconds
 
 # Every JVM of the tests lives for seconds or plans tiny jobs: the optimising compiler and the parallel
 # collector cost more than they give. 23 tests of joins and lifetimes took 81 s with these and 112 s without.
-# Without the optimising compiler a JVM reserves 48 MB for code instead of 240. A session that hundreds of tests
-# share fills that: "Out of space in CodeCache for method handle intrinsic".
+# Without the optimising compiler a JVM reserves 48 MB for code instead of 240. A session that hundreds of
+# tests share fills that: "Out of space in CodeCache for method handle intrinsic".
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 
 JOB = """
