@@ -13,8 +13,12 @@ What is lost when a service fails
 * This host's engine has no descriptors, memory, ports or threads to ask it for the length of a time-out:
   nothing is lost, because the service may be sound. The task fails with an error that names the shortage and
   the remedy, and no further service is asked.
+* A service that breaks the protocol, or does not know the secret, loses nothing either: the task fails, and
+  that service is not asked again.
 * The service is gone, but is not needed: nothing is lost. Records that are kept are found by file id,
   wherever the map output is now.
+
+An error that is no loss is raised only if nothing is lost: Spark must hear of the losses at other hosts.
 
 A removed shuffle is forgotten. Data that is kept just after the removal stays until its room is needed.
 
@@ -28,12 +32,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 
-from sortshuffle.errors import CorruptDataError, DataLossError, Place, ProtocolError, ServiceUnavailableError
+from sortshuffle.errors import (
+    AuthenticationError,
+    CorruptDataError,
+    DataLossError,
+    Place,
+    ProtocolError,
+    ServiceUnavailableError,
+)
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
@@ -49,7 +60,7 @@ from sortshuffle.service.jvm.elsewhere import (
     IndexOrRecords,
     KnownElsewhere,
 )
-from sortshuffle.service.jvm.lost_blocks import LostBlocksError, with_all_lost
+from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, warn_of, with_all_lost
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -71,8 +82,9 @@ MOST_REFUSED = 8
 PATIENCE_FACTOR = 3
 
 
-Answer: TypeAlias = IndexOrRecords | DataLossError | ServiceUnavailableError
-"""The answer for a map output: its index or records, a loss, or a service that does not answer or refuses."""
+Answer: TypeAlias = IndexOrRecords | Exception
+"""The answer for a map output: its index or records, a loss, a service that does not answer or refuses
+(`ServiceUnavailableError`), or another error, which says nothing about the map output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +138,27 @@ class RemoteBlocks(BlocksElsewhere):
         self._raise_for(self._answers(trusted))
 
     def _raise_for(self, answers: Mapping[int, Answer]) -> None:
-        """Raise `LostBlocksError` if some of these are losses, or services that do not answer."""
+        """Raise `LostBlocksError` if some of these are losses, or services that do not answer. If there are
+        none, raise the first of the other errors."""
         lost = [number for number, answer in answers.items() if _is_about_one(answer)]
         unreachable = {
             self._service(block): str(answers[number])
             for number, block in self._blocks
             if isinstance(answers.get(number), ServiceUnavailableError) and not _is_about_one(answers[number])
         }
+        errors = [each for each in answers.values() if _is_about_none(each)]
+        if errors and (lost or unreachable):
+            warn_of(errors[0], self._request.shuffle)
         if unreachable:
             raise self._unreachable(unreachable, lost)
         if lost:
             raise LostBlocksError(lost, str(answers[lost[0]]))
+        if errors:
+            raise errors[0]
 
     def _answers(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Answer]:
         """Return the answer for each of ``blocks``, by number. Asks services about unknown blocks, several at
-        a time: each takes two round trips. Raises errors that concern neither a map output nor a host."""
+        a time: each takes two round trips."""
         # 1. use what is known
         known = self._settings.known.get_all([block.file_id for _, block in blocks])
         answers: dict[int, Answer] = {
@@ -180,10 +198,17 @@ class RemoteBlocks(BlocksElsewhere):
         except DataLossError as error:
             return error
         except ServiceUnavailableError as error:
-            _expect_means(service, error)
+            shortage = shortage_behind(error)
+            if shortage is not None:
+                return failures.add_shortage(cannot_ask(service, shortage))
             return failures.add(service, block.file_id, error)
         except ProtocolError as error:
-            raise ProtocolError(f"the shuffle service at {service} breaks the protocol: {error}") from error
+            what = f"the shuffle service at {service} breaks the protocol: {error}"
+            return failures.add_of_service(service, ProtocolError(what))
+        except AuthenticationError as error:
+            return failures.add_of_service(service, error)
+        except PROBLEMS as error:
+            return error
 
     def forget(self) -> None:
         self._settings.known.forget_indexes(block.file_id for _, block in self._blocks)
@@ -194,7 +219,9 @@ class RemoteBlocks(BlocksElsewhere):
         except DataLossError as error:
             raise self._lost(error.place, str(error)) from error
         except ServiceUnavailableError as error:
-            _expect_means(error.address, error)
+            shortage = shortage_behind(error)
+            if shortage is not None:
+                raise cannot_ask(error.address, shortage) from error
             if error.refused is not None:
                 raise self._lost(error.refused, str(error)) from error
             raise self._unreachable({error.address: str(error)}) from error
@@ -266,38 +293,50 @@ class RemoteBlocks(BlocksElsewhere):
 
 
 class _Failures:
-    """The failures of one request: services that do not answer, and single map outputs that services refuse.
-    Several threads may use it: each change is one operation on a dict."""
+    """The failures of one request, which are not tried again: services that do not answer or break the rules,
+    single map outputs that services refuse, and a shortage, which ends the asking.
+    Several threads may use it: each change is one operation."""
 
     def __init__(self) -> None:
-        self._services: dict[str, ServiceUnavailableError] = {}
+        self._shortage: OSError | None = None
+        self._services: dict[str, Exception] = {}
         self._refused: dict[str, dict[bytes, ServiceUnavailableError]] = {}
 
-    def get(self, service: str, file_id: bytes) -> ServiceUnavailableError | None:
-        return self._services.get(service) or self._refused.get(service, {}).get(file_id)
+    def get(self, service: str, file_id: bytes) -> Exception | None:
+        """Return the known failure that makes it useless to ask for this map output."""
+        of_service = self._services.get(service) or self._refused.get(service, {}).get(file_id)
+        return of_service or self._shortage
 
-    def add(self, service: str, file_id: bytes, error: ServiceUnavailableError) -> ServiceUnavailableError:
-        """Record a failure. Return the error that stands for this map output from now on."""
+    def add(self, service: str, file_id: bytes, error: ServiceUnavailableError) -> Exception:
+        """Record that a service does not answer, or refuses a map output. Return the error that stands for
+        this map output from now on."""
         if error.refused is None:
-            return self._services.setdefault(service, error)
+            return self.add_of_service(service, error)
         refused = self._refused.setdefault(service, {})
         refused[file_id] = error
         if len(refused) < MOST_REFUSED:
             return error
         whole = ServiceUnavailableError(f"it refuses {len(refused)} map outputs, the last time so: {error}")
-        return self._services.setdefault(service, whole)
+        return self.add_of_service(service, whole)
 
+    def add_of_service(self, service: str, error: Exception) -> Exception:
+        """Record an error of a service as a whole. Return the first one of that service."""
+        return self._services.setdefault(service, error)
 
-def _expect_means(service: str, error: ServiceUnavailableError) -> None:
-    """Raise an OSError if a service was not reached because this process lacks the means to ask it."""
-    shortage = shortage_behind(error)
-    if shortage is not None:
-        raise cannot_ask(service, shortage) from error
+    def add_shortage(self, error: OSError) -> OSError:
+        self._shortage = error
+        return error
 
 
 def _is_about_one(answer: Answer) -> bool:
     is_refused = isinstance(answer, ServiceUnavailableError) and answer.refused is not None
     return is_refused or isinstance(answer, DataLossError)
+
+
+def _is_about_none(answer: Answer) -> TypeGuard[Exception]:
+    """Return whether this is an error that says nothing about map outputs."""
+    is_error = isinstance(answer, Exception)
+    return is_error and not isinstance(answer, DataLossError | ServiceUnavailableError)
 
 
 class _WholeReader(ExtentReader):

@@ -9,6 +9,7 @@ them, nor whether it is alive.
 Rules
 * A map output whose object is gone or damaged is lost. If the store itself fails after all retries, nothing
   is lost, because the data may well be there: the task fails, but no producer runs again.
+* Such an error is raised only if nothing is lost: Spark must hear of the losses of other map outputs.
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
 * When one map output is lost, the shuffle is listed once. So all objects that are gone or cut short are
   reported together, and Spark runs their tasks again in one attempt of the stage.
@@ -24,6 +25,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -40,7 +42,7 @@ from sortshuffle.service.jvm.elsewhere import (
     KnownElsewhere,
     base_name,
 )
-from sortshuffle.service.jvm.lost_blocks import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, warn_of
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -53,6 +55,9 @@ from sortshuffle.storage.stored.stored_reader import read_stored_index
 
 _log = logging.getLogger(__name__)
 
+Found: TypeAlias = IndexOrRecords | Exception
+"""What a look for a map output finds: its index or records, a loss, or an error that is no loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
@@ -61,7 +66,7 @@ class StoredSettings:
 
     home: str
     known: KnownElsewhere
-    under_way: SingleFlight[IndexOrRecords | DataLossError]
+    under_way: SingleFlight[IndexOrRecords]
     key: EncryptionKey | None = None
 
     @staticmethod
@@ -94,10 +99,15 @@ class StoredBlocks(BlocksElsewhere):
         self._found = [
             FoundBlock(number, block, self._file(block).data_path, found)
             for number, block in self._blocks
-            if not isinstance(found := known[number], DataLossError)
+            if not isinstance(found := known[number], Exception)
         ]
+        errors = [each for each in known.values() if _is_about_none(each)]
         if losses:
+            if errors:
+                warn_of(errors[0], self._shuffle)
             raise self._lost(losses, sizes)
+        if errors:
+            raise errors[0]
 
     def check_known(self) -> None:
         pass  # `locate` has compared all with the list of the shuffle, if the store has given one
@@ -112,28 +122,29 @@ class StoredBlocks(BlocksElsewhere):
         except DataLossError as error:
             raise self._lost(dict.fromkeys(self._blocks_of(error.place), error), self._sizes()) from error
 
-    def _look_up(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, IndexOrRecords | DataLossError]:
-        """Return the map output or the loss of each block, by number. Reads the unknown map outputs."""
+    def _look_up(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Found]:
+        """Return what is found for each block, by number. Reads the unknown map outputs."""
         ids = [block.file_id for _, block in blocks]
-        found: dict[bytes, IndexOrRecords | DataLossError] = {**self._settings.known.get_all(ids)}
+        found: dict[bytes, Found] = {**self._settings.known.get_all(ids)}
         unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
         if unknown:
             with ThreadPoolExecutor(min(len(unknown), CONCURRENT_FETCHES)) as threads:
                 found.update(zip(unknown, threads.map(self._read_once, unknown.values()), strict=True))
         return {number: found[block.file_id] for number, block in blocks}
 
-    def _read_once(self, block: Block) -> IndexOrRecords | DataLossError:
-        """Read a map output on behalf of all requests that want it at this time."""
+    def _read_once(self, block: Block) -> Found:
+        """Read a map output on behalf of all requests that want it at this time. Return the error if that
+        fails."""
         file_id, settings = block.file_id, self._settings
-        return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
-
-    def _read(self, block: Block) -> IndexOrRecords | DataLossError:
-        file = self._file(block)
         try:
-            index = read_stored_index(file, block.file_id)
-            return self._settings.known.keep(index, file, lambda: self._read_whole(file, index))
-        except DataLossError as error:
+            return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
+        except PROBLEMS as error:
             return error
+
+    def _read(self, block: Block) -> IndexOrRecords:
+        file = self._file(block)
+        index = read_stored_index(file, block.file_id)
+        return self._settings.known.keep(index, file, lambda: self._read_whole(file, index))
 
     def _read_whole(self, file: PartitionedFile, index: Index) -> SmallOutput:
         key = self._settings.key
@@ -187,8 +198,13 @@ class StoredBlocks(BlocksElsewhere):
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)
 
 
-def _losses(known: Mapping[int, IndexOrRecords | DataLossError]) -> dict[int, DataLossError]:
+def _losses(known: Mapping[int, Found]) -> dict[int, DataLossError]:
     return {number: each for number, each in known.items() if isinstance(each, DataLossError)}
+
+
+def _is_about_none(found: Found) -> TypeGuard[Exception]:
+    """Return whether this is an error that says nothing about a map output."""
+    return isinstance(found, Exception) and not isinstance(found, DataLossError)
 
 
 def _may_be_back(

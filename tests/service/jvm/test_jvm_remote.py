@@ -8,8 +8,8 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
+from sortshuffle.service.client.request_table import MOST_PROTOCOL_ERRORS
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import THREADS
@@ -618,11 +619,6 @@ def test_a_service_that_refuses_many_is_unreachable(tmp_path: Path) -> None:
 
 
 def test_one_that_breaks_the_protocol_is_an_error_in_words(tmp_path: Path) -> None:
-    def babbling(peer: Peer) -> None:
-        peer.request()
-        peer.send(b"\xff" * 100)
-        peer.until_gone()
-
     with ScriptedServer(babbling, secret=SECRET) as server, impatient(tmp_path) as client:
         answer = client.read([Block(1, 1, 0, 1, bytes(16))], [server.address])
         assert answer.status in (FAILED, UNREACHABLE)
@@ -696,6 +692,68 @@ def test_a_shortage_is_waited_for_once_however_many_map_outputs_are_asked_for(
         answer = client.read(blocks, services)
     assert (answer.status, answer.lost) == (FAILED, ())
     assert len(set(asked)) <= 2 * MOST_ASKED
+
+
+def babbling(peer: Peer) -> None:
+    peer.request()
+    peer.send(b"\xff" * 100)
+    peer.until_gone()
+
+
+@contextmanager
+def breaks_the_protocol(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with ScriptedServer(babbling, secret=SECRET) as server:
+        yield server.address
+
+
+@contextmanager
+def knows_another_secret(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with ScriptedServer(silent, secret=b"another" * 5) as server:
+        yield server.address
+
+
+@contextmanager
+def gets_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with ScriptedServer(silent, secret=SECRET) as server, too_few_descriptors(monkeypatch, server.address):
+        yield server.address
+
+
+WRONG_SERVICES = [breaks_the_protocol, knows_another_secret, gets_no_descriptor]
+
+
+@pytest.mark.parametrize("wrong_service", WRONG_SERVICES)
+def test_an_error_of_a_service_hides_no_loss_at_others(
+    tmp_path: Path,
+    there: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong_service: Callable[[pytest.MonkeyPatch], AbstractContextManager[str]],
+) -> None:
+    """Spark runs the map tasks of the lost ones again. If nothing is lost, the error is the answer."""
+    sound, gone = there.write(1, some(1, 100)), there.write(2, some(2, 100))
+    os.unlink(there.file(gone).data_path)
+    with wrong_service(monkeypatch) as wrong, impatient(tmp_path) as client:
+        of_wrong = Block(5, 5, 0, 1, bytes(16), 0)
+        answer = client.read([of_wrong, gone.block(0, 1, 1), sound.block(0, 1, 1)], [wrong, there.address])
+        assert (answer.status, answer.lost) == (LOST, (1,)), answer.text
+        answer = client.read([of_wrong, sound.block(0, 1, 1)], [wrong, there.address])
+        assert (answer.status, answer.lost, wrong in answer.text) == (FAILED, (), True), answer.text
+
+
+def test_a_service_that_does_not_answer_is_told_before_the_error_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with breaks_the_protocol(monkeypatch) as wrong, refused_address() as gone, impatient(tmp_path) as client:
+        blocks = [Block(at, at, 0, 1, bytes(16), at) for at in range(2)]
+        answer = client.read(blocks, [wrong, gone])
+        assert (answer.status, answer.lost) == (UNREACHABLE, (1,)), answer.text
+
+
+def test_a_service_that_breaks_the_protocol_is_not_asked_for_each_of_its_map_outputs(tmp_path: Path) -> None:
+    with ScriptedServer(babbling, secret=SECRET) as server, impatient(tmp_path) as client:
+        blocks = [Block(at, at, 0, 1, at.to_bytes(16, "big")) for at in range(20 * THREADS)]
+        answer = client.read(blocks, [server.address])
+        assert (answer.status, answer.lost) == (FAILED, ()), answer.text
+        assert server.connections <= 2 * MOST_PROTOCOL_ERRORS
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:0", "127.0.0.1:x"])

@@ -255,6 +255,22 @@ def test_a_mounted_directory_that_fails_for_a_moment_loses_nothing(mounted: Stor
         assert client.read(blocks).data == b"".join(output.expected() for output in outputs)
 
 
+def test_an_error_of_one_file_hides_no_loss_of_others(mounted: Store) -> None:
+    """Spark runs the map tasks of the lost ones again. If nothing is lost, the error is the answer."""
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, 300 * KIB) for map_id in range(4)]
+    files = [PartitionedFile(each.file(home(mounted)).base.removeprefix("file://")) for each in outputs]
+    blocks = [output.block() for output in outputs]
+    os.unlink(files[2].index_path)
+    with failing(files[0].index_path), connected(mounted) as client:
+        answer = client.read(blocks)
+        assert (answer.status, answer.lost) == (LOST, (2,))
+        assert files[2].index_path in answer.text
+        answer = client.read([blocks[0], blocks[1], blocks[3]])
+        assert (answer.status, answer.lost) == (FAILED, ())
+        assert "Too many levels of symbolic links" in answer.text
+
+
 def asked_blocks(store: Store, outputs: Sequence[Output]) -> StoredBlocks:
     """All of them, for an engine that knows nothing yet."""
     request = ReadRequest(SHUFFLE, (NOWHERE,), tuple(each.block().received() for each in outputs))
