@@ -247,15 +247,15 @@ class HonestService:
     """Serves these files as `docs/protocol.md` says. ``piece``: bytes that a response has at most.
 
     ``refuses``: requests that it says it cannot serve now, with ``fault``. ``verdict``: what it answers to
-    reports of damage; ``change``: what becomes of bytes on their way. ``most_credit``: that any channel ever
-    had.
+    reports of damage, None for nothing; ``change``: what becomes of bytes on their way. ``most_credit``: that
+    any channel ever had.
     """
 
     files: Sequence[PartitionedFile]
     piece: int = SEGMENT
     refuses: Callable[[PartitionRequest], bool] = lambda request: False
     fault: Fault = Fault.INTERNAL
-    verdict: Verdict = Verdict.SOUND
+    verdict: Verdict | None = Verdict.SOUND
     change: Callable[[PartitionRequest, bytes], bytes] = lambda request, data: data
     reports: list[DamageReport] = field(default_factory=list)
     requests: list[PartitionRequest] = field(default_factory=list)
@@ -280,7 +280,8 @@ class HonestService:
                     sending.pop(header.channel, None)
                 case Kind.DAMAGE_REPORT:
                     self.reports.append(DamageReport.unpack(header, body))
-                    peer.send(pack_damage_verdict(header.channel, self.verdict))
+                    if self.verdict is not None:
+                        peer.send(pack_damage_verdict(header.channel, self.verdict))
                 case Kind.FIND_REQUEST:
                     peer.send(pack_find_response(header.channel, None))
                 case _:

@@ -19,12 +19,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from sortshuffle.errors import Place, StateError
-from sortshuffle.service.client.client_channel import Asked
+from sortshuffle.service.client.client_channel import Asked, ClientChannel
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.credits import FloatingCredits
 from sortshuffle.service.client.extent_streams import WholeStream
@@ -35,6 +36,9 @@ from sortshuffle.service.wire.address import split_address
 from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress, Verdict
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.ranges import SubpartitionRange
+
+Opened: TypeAlias = Callable[[ClientChannel], AbstractContextManager[None]]
+"""Keeps a channel open while a block runs."""
 
 TURN_TICK = 1.0  # seconds between checks whether a large index that waits for its turn is still wanted
 
@@ -144,14 +148,22 @@ class ServiceClient:
             self.link.wait(question, lambda: question.is_complete)
         return question.result if isinstance(question.result, FoundOutput) else None
 
-    def report_damage(self, output: MapOutputAddress, host: str, subpartition: int, region: int) -> Verdict:
+    def report_damage(
+        self,
+        output: MapOutputAddress,
+        host: str,
+        subpartition: int,
+        region: int,
+        opened: Opened | None = None,
+    ) -> Verdict:
         """Have the service check bytes that failed their checksum here, and return its verdict. If they are
-        damaged or gone, the service makes the producer run again. Raises as `find` does."""
+        damaged or gone, the service makes the producer run again. ``opened``: in place of the link's, for a
+        caller that another thread may stop. Raises as `find` does, `StateError` if it was stopped."""
         what = f"the verdict on region {region}, subpartition {subpartition} of {output} on host {host}"
         # with the place that the bytes came from, so that a service that refuses the question names it
         asked = Asked(what, Place(output.file_in(host).data_path), host)
         question = damage_question(asked, output, subpartition, region)
-        with self.link.opened(question):
+        with (opened or self.link.opened)(question):
             self.link.wait(question, lambda: question.is_complete)
         assert isinstance(question.result, Verdict)
         return question.result

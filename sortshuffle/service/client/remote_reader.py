@@ -9,6 +9,8 @@ requested before the first read, whose kind decides what is requested:
 Bytes that fail their checksum here may have been changed in transit, so the service is asked to check them.
 If it finds them sound, the extent is requested again, a few times. If not, the error names the place as for a
 file of this host, and the service has made Spark run the producer again.
+
+Giving up wakes the reading thread whatever it waits for: data, or what the service finds.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ import pyarrow as pa
 from sortshuffle.errors import CorruptDataError, MissingDataError, Place, StateError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.service.client.client import ServiceClient
-from sortshuffle.service.client.client_channel import Asked
-from sortshuffle.service.client.extent_streams import ExtentStream, PartStream, WholeStream
+from sortshuffle.service.client.client_channel import Asked, ClientChannel
+from sortshuffle.service.client.extent_streams import PartStream, WholeStream
 from sortshuffle.service.wire.protocol import MapOutputAddress, Verdict
 from sortshuffle.storage.files.extents import Extent, ExtentPart, ExtentReader, aligned_memory
 
 MOST_ATTEMPTS = 3  # to get an extent unchanged; the network's own checksums make even one fault rare
 
-AnyStream = TypeVar("AnyStream", bound=ExtentStream)
+AnyChannel = TypeVar("AnyChannel", bound=ClientChannel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class RemoteReader(ExtentReader):
         self._whole: WholeStream | None = None
         self._parts: PartStream | None = None
         self._lock = threading.Lock()  # guards the next two: another thread may give up
-        self._streams: list[ExtentStream] = []  # open ones
+        self._channels: list[ClientChannel] = []  # open ones
         self._given_up = False
 
     def read_unverified(self, extent: Extent) -> pa.Buffer:
@@ -121,13 +123,13 @@ class RemoteReader(ExtentReader):
     def give_up(self) -> None:
         with self._lock:
             self._given_up = True
-            streams = list(self._streams)
-        for stream in streams:
-            self._link.give_up(stream)
+            channels = list(self._channels)
+        for channel in channels:
+            self._link.give_up(channel)
 
     def close(self) -> None:
-        while self._streams:
-            self._release(self._streams[-1])
+        while self._channels:
+            self._release(self._channels[-1])
 
     @contextmanager
     def damage(self, offset: int, extent: Extent | None = None) -> Iterator[None]:
@@ -146,13 +148,11 @@ class RemoteReader(ExtentReader):
         return self._whole
 
     def _fetch_alone(self, extent: Extent) -> pa.Buffer:
-        stream = self._open(WholeStream(self._asked(extent), self._file.output, (extent,)))
-        try:
+        stream = WholeStream(self._asked(extent), self._file.output, (extent,))
+        with self._opened(stream):
             with self._naming(extent):
                 self._link.wait(stream, lambda: stream.has_next)
             return stream.take()
-        finally:
-            self._release(stream)
 
     def _part_stream(self, extent: Extent, position: int, view: memoryview) -> PartStream:
         """Return the part stream, which fills the view from this position of the extent on."""
@@ -188,22 +188,31 @@ class RemoteReader(ExtentReader):
             at = stream.start_of(extent) + position
             self._link.change(stream, lambda: stream.forget_up_to(at))
 
-    def _open(self, stream: AnyStream) -> AnyStream:
+    @contextmanager
+    def _opened(self, channel: ClientChannel) -> Iterator[None]:
+        """Keep the channel open while the block runs."""
+        self._open(channel)
+        try:
+            yield
+        finally:
+            self._release(channel)
+
+    def _open(self, channel: AnyChannel) -> AnyChannel:
         with self._lock:
             if self._given_up:
-                raise StateError(f"the reader was closed: {stream.asked.what}")
-            self._streams.append(stream)
-        self._link.open(stream)
-        return stream
+                raise StateError(f"the reader was closed: {channel.asked.what}")
+            self._channels.append(channel)
+        self._link.open(channel)
+        return channel
 
-    def _release(self, stream: ExtentStream | None) -> None:
-        if stream is None:
+    def _release(self, channel: ClientChannel | None) -> None:
+        if channel is None:
             return
         with self._lock:
-            if stream not in self._streams:
+            if channel not in self._channels:
                 return
-            self._streams.remove(stream)
-        self._link.release(stream)
+            self._channels.remove(channel)
+        self._link.release(channel)
 
     def _extents_from(self, extent: Extent) -> tuple[Extent, ...]:
         try:
@@ -232,7 +241,9 @@ class RemoteReader(ExtentReader):
     def _expect_sound(self, error: CorruptDataError, extent: Extent) -> None:
         """Ask the service to check these bytes, and raise what it finds unless they are sound in its file."""
         file = self._file
-        verdict = self._client.report_damage(file.output, file.host, extent.subpartition, extent.region)
+        verdict = self._client.report_damage(
+            file.output, file.host, extent.subpartition, extent.region, self._opened
+        )
         if verdict is Verdict.MISSING:
             what = f"the map output is gone, says the shuffle service of {file.host}"
             raise MissingDataError(self.place(extent.offset, extent), what) from None

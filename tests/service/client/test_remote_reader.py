@@ -735,6 +735,28 @@ def test_a_reader_may_be_given_up_just_before_its_request(
                 reader.read_unverified(extent) if read == "read_unverified" else reader.fetch(1, extent)
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_who_waits_for_a_verdict_is_woken_when_it_is_given_up(output: Output, in_parts: bool) -> None:
+    """The service was asked whether it has the bytes sound, and says nothing."""
+    service = HonestService([output.file], verdict=None)
+    service.change = _change_of_size(output.extents[0].bytes, 1000)
+    with ScriptedServer(service) as server, clients_of() as clients:
+        channel = output.channel(clients, server.address)
+        reader = channel.open(channel.extents)
+
+        def wait() -> None:
+            with pytest.raises(StateError, match="the reader was closed: the verdict on region 0"), reader:
+                if in_parts:
+                    list(reader.read_parts(channel.extents[0], 4096))
+                else:
+                    reader.read_extent(channel.extents[0])
+
+        with together(wait):
+            eventually(lambda: len(service.reports) == 1, "the verdict is asked for")
+            reader.give_up()
+    assert len(service.reports) == 1
+
+
 def test_closing_the_clients_wakes_who_waits_and_ends_the_threads(output: Output) -> None:
     asked = threading.Event()
 
