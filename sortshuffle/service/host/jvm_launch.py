@@ -29,6 +29,7 @@ from sortshuffle.errors import (
     UsageError,
 )
 from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import process_start
 from sortshuffle.homes.shared_home import make_stored_home
 from sortshuffle.options import Options
 from sortshuffle.service.host import rendezvous
@@ -49,7 +50,8 @@ FAILED = 3  # exit status; Python's own are 1 and 2
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service outlives it."""
+    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service outlives it.
+    ``driver_pid``: the driver's process, if that is known to be on this host; 0 if not."""
 
     application: str
     token: str
@@ -60,6 +62,7 @@ class LaunchRequest:
     pid: int
     local_directories: tuple[str, ...]
     options: Options
+    driver_pid: int = 0
 
     @staticmethod
     def unpack(text: str) -> LaunchRequest:
@@ -76,6 +79,7 @@ class LaunchRequest:
                 pid=int(fields["pid"]),
                 local_directories=_directories(fields["local_directories"]),
                 options=Options.of(fields["settings"]),
+                driver_pid=int(fields.get("driver_pid", 0)),
             )
             if not request.roots():
                 raise ValueError("neither local directories nor spark.sortshuffle.dir")
@@ -184,7 +188,16 @@ def _registration(request: LaunchRequest) -> Registration:
         request.options.keep,
         outlived=request.outlives and not url,  # files at a URL need no service
     )
-    return Registration(owner, (), () if url else request.roots(), request.token, url, request.driver)
+    return Registration(
+        owner,
+        roots=(),
+        shared_roots=() if url else request.roots(),
+        token=request.token,
+        url=url,
+        is_driver=request.driver,
+        driver_pid=request.driver_pid,
+        driver_started=(process_start(request.driver_pid) or 0) if request.driver_pid else 0,
+    )
 
 
 def main() -> int:

@@ -11,7 +11,9 @@ Rules
   leave its own files behind for ever.
 * The home at a URL is removed with the driver's rendezvous. So the driver is remembered, and other executors
   are not: their service may end with them.
-* An application whose driver registered here and has ended is over: only a driver can get new executors.
+* An application whose driver was here and has ended is over: only a driver can get new executors. The driver
+  has registered, or an executor has named the driver's process. A process that was only named is no sign of
+  life while it runs: the application may have ended long ago.
 
 Standard library only: the supervisor uses it, too.
 """
@@ -24,6 +26,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from sortshuffle.homes.owner import HOME_ROOT, Owner
+from sortshuffle.homes.processes import is_running
 from sortshuffle.homes.shared_home import shared_home, stored_home
 from sortshuffle.storage.files.presence import is_gone
 
@@ -45,7 +48,8 @@ class Registration:
     """An executor that registered. ``roots``: directories with its own homes. ``shared_roots``: those with
     the homes that the application's executors on this host share. ``url``: instead of these, the URL of the
     home that all hosts share. ``token``: in the names of shared homes; empty if there are none.
-    ``is_driver``: whether the executor is the application's driver."""
+    ``is_driver``: whether the executor is the application's driver. ``driver_pid``, ``driver_started``: the
+    driver's process, as in `Owner`, if the executor knows it to be on this host; else ``driver_pid`` is 0."""
 
     owner: Owner
     roots: tuple[str, ...]
@@ -53,6 +57,8 @@ class Registration:
     token: str = ""
     url: str = ""
     is_driver: bool = False
+    driver_pid: int = 0
+    driver_started: int = 0
 
     @staticmethod
     def unpack(fields: object) -> Registration | None:
@@ -63,7 +69,9 @@ class Registration:
             roots = tuple(map(str, fields["roots"]))  # type: ignore[index]
             shared_roots = tuple(map(str, fields["shared_roots"]))  # type: ignore[index]
             token, url, is_driver = (fields[name] for name in ("token", "url", "is_driver"))  # type: ignore[index]
-            return Registration(Owner(**owner), roots, shared_roots, str(token), str(url), bool(is_driver))
+            driver = (int(fields[name]) for name in ("driver_pid", "driver_started"))  # type: ignore[index]
+            others = (str(token), str(url), bool(is_driver))
+            return Registration(Owner(**owner), roots, shared_roots, *others, *driver)
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -76,7 +84,12 @@ class Registration:
             later.token or self.token,
             later.url or self.url,
             self.is_driver or later.is_driver,
+            *(later if later.driver_pid else self)._driver,
         )
+
+    @property
+    def _driver(self) -> tuple[int, int]:
+        return self.driver_pid, self.driver_started
 
     @property
     def shared_homes(self) -> tuple[str, ...]:
@@ -126,6 +139,12 @@ class Registration:
         below = (HOME_ROOT, self.owner.application, self.owner.home_name)
         return not all(is_gone(os.path.join(root, *below)) for root in self.roots)
 
+    def driver_has_ended(self) -> bool:
+        """Return whether the application's driver is known to have been here and to have ended."""
+        if self.is_driver:
+            return not self.owner.is_live()
+        return bool(self.driver_pid) and not is_running(self.driver_pid, self.driver_started)
+
     def is_needed(self) -> bool:
         """Return whether the rendezvous must remember it."""
         return self.has_homes_to_remove or self.owner.is_live() or self.is_read_after_end()
@@ -144,5 +163,6 @@ class Registration:
 def life_of(registrations: Sequence[Registration]) -> Life:
     """Return what an application's registrations say of it together."""
     life = max((each.life() for each in registrations), default=Life.OVER)
-    driver_has_ended = any(each.is_driver and not each.owner.is_live() for each in registrations)
-    return Life.OVER if life is Life.WAITING and driver_has_ended else life
+    if life is Life.WAITING and any(each.driver_has_ended() for each in registrations):
+        return Life.OVER
+    return life

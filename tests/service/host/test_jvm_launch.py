@@ -364,6 +364,21 @@ def test_all_is_gone_soon_after_the_application(launcher: Launcher, tmp_path: Pa
     eventually(lambda: list(launcher.temporary.iterdir()) == [], "nothing is left", BOUND)
 
 
+def test_all_is_gone_soon_after_a_driver_that_the_last_executor_knew(
+    launcher: Launcher, blocks: Path
+) -> None:
+    """Spark's directories stay, and the driver never asked for an engine here."""
+    driver, jvm = launcher.jvm(), launcher.jvm()
+    where = launcher.launch(jvm, blocks, outlives=True, driver_pid=driver.pid)
+    write(where["socket"])
+    end(jvm)
+    assert rendezvous.forget_ended(rendezvous_of(launcher)) is Life.WAITING
+    end(driver)
+    eventually(lambda: list(launcher.temporary.iterdir()) == [], "nothing is left", BOUND)
+    eventually(lambda: launcher.processes("process") == launcher.processes("supervisor") == [], "all end")
+    assert map_outputs(blocks.parent) == []
+
+
 def accepts(port: int) -> bool:
     with socket.socket() as client:
         client.settimeout(PATIENCE)
@@ -540,6 +555,8 @@ def test_a_sound_request_is_understood() -> None:
     assert request.local_directories == ("/a/blockmgr-1", "/b/blockmgr-2", "/b/blockmgr-3")
     assert (request.options.codec, request.driver) == ("zstd", False)
     assert request.roots() == ("/a", "/b")
+    assert request.driver_pid == 0
+    assert LaunchRequest.unpack(json.dumps({**sound(), "driver_pid": 18})).driver_pid == 18
     assert LaunchRequest.unpack(json.dumps({**sound(), "outlives": False})).roots() == (
         "/a/blockmgr-1",
         "/b/blockmgr-2",
@@ -559,6 +576,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
     "no secret at all": lambda asked: asked.update(secret=""),
     "a pid that is none": lambda asked: asked.update(pid="jvm"),
     "a pid that is null": lambda asked: asked.update(pid=None),
+    "a driver's pid that is none": lambda asked: asked.update(driver_pid="jvm"),
     "directories that are a text": lambda asked: asked.update(local_directories="/a"),
     "directories that are null": lambda asked: asked.update(local_directories=None),
     "nowhere to write": lambda asked: asked.update(local_directories=[]),

@@ -31,7 +31,7 @@ from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.homes.shared_home import make_shared_home, shared_home
 from sortshuffle.options import MIB, Options
 from sortshuffle.service.host import rendezvous, rendezvous_directory
-from sortshuffle.service.host.registration import Life, Registration
+from sortshuffle.service.host.registration import Life, Registration, life_of
 from sortshuffle.service.host.service_config import ServiceConfig
 
 HOST = "127.0.0.1"
@@ -468,6 +468,29 @@ def test_none_is_waited_for_whose_driver_was_here_and_has_ended(
     Path(place, rendezvous.ROOTS, another.owner.home_name).unlink()
     assert rendezvous.dissolve(place)
     assert not os.path.exists(place)
+
+
+def test_none_is_waited_for_whose_driver_is_known_and_has_ended(
+    place: str, ended: int, tmp_path: Path
+) -> None:
+    """The driver did not register here. While it runs it counts as no executor."""
+    blocks = tmp_path / "above" / "blockmgr-1"
+    blocks.parent.mkdir()
+    waiting = outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks)
+    with running("sleep", "60") as driver:
+        known = replace(waiting, driver_pid=driver.pid, driver_started=process_start(driver.pid) or 0)
+        register(place, known)
+        assert rendezvous.registrations(place) == [known], "it is read as it was written"
+        assert rendezvous.forget_ended(place) is Life.WAITING
+        driver.kill()
+        driver.wait()
+        with no_descriptor_left():
+            assert life_of([known]) is Life.WAITING, "it cannot be seen whether the driver runs"
+    register(place, waiting)  # by a JVM that does not know it
+    assert rendezvous.forget_ended(place) is Life.OVER
+    here = executor(os.getpid(), "/a")
+    register(place, here)
+    assert rendezvous.forget_ended(place) is Life.LIVE
 
 
 @pytest.mark.parametrize("keep", [False, True])

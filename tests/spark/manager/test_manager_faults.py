@@ -688,6 +688,18 @@ def test_nothing_is_left_after_a_session_with_executors(cluster: Session) -> Non
     cluster.nothing_is_left()
 
 
+def test_it_is_all_gone_after_a_driver_is_killed_that_had_no_engine(tmp_path: Path) -> None:
+    """On `local-cluster` nothing removes Spark's directories then. Its executor is killed with it."""
+    settings = {**ON_EXECUTORS, "spark.master": "local-cluster[1,1,1024]", "spark.executor.memory": "768m"}
+    session = Session(tmp_path, True, settings)
+    try:
+        assert len(hold(session, "hold_rows")) == MAPS
+        session.kill()
+        session.nothing_is_left()
+    finally:
+        session.kill()
+
+
 def test_an_idle_executor_goes_and_its_map_outputs_stay(tmp_path: Path) -> None:
     """With dynamic allocation. The stage that reads them has an executor of its own."""
     settings = {

@@ -31,6 +31,9 @@ final class Engine {
     /** In place of a shuffle to remove: all of the application, on storage that all hosts see. */
     static final int EVERYTHING = -1;
 
+    /** In place of the driver's process, if that is not known to be on this host. */
+    static final long UNKNOWN = 0;
+
     private static final Logger LOG = LoggerFactory.getLogger(Engine.class);
     private static final int MOST_REMOVALS = 4; // at once, so that one that hangs stops no others
     private static volatile Engine current;
@@ -40,6 +43,7 @@ final class Engine {
 
     private final String token;
     private final String secret;
+    private final long driver;
     private final Reports reports;
     private final ReentrantLock starting = new ReentrantLock();
     private final ConcurrentLinkedDeque<Link> idle = new ConcurrentLinkedDeque<>();
@@ -49,10 +53,14 @@ final class Engine {
     private volatile boolean ended;
     private Failure failure; // of the last launch that failed; guarded by `starting`
 
-    /** Token and secret of the application, hex digits; `reports` is the way to the driver. */
-    Engine(String token, String secret, Reports reports) {
+    /**
+     * Token and secret of the application, hex digits; `driver` is the driver's process, or UNKNOWN;
+     * `reports` is the way to the driver.
+     */
+    Engine(String token, String secret, long driver, Reports reports) {
         this.token = token;
         this.secret = secret;
+        this.driver = driver;
         this.reports = reports;
     }
 
@@ -182,7 +190,7 @@ final class Engine {
 
     private Place launch() throws IOException {
         try {
-            return Launcher.launch(token, secret);
+            return Launcher.launch(token, secret, driver);
         } catch (IOException e) {
             if (!Thread.currentThread().isInterrupted()) // an interrupt is of this task alone
                 failure = new Failure(e, System.nanoTime());
@@ -261,6 +269,11 @@ final class Engine {
     static boolean isLocal(SparkConf conf) {
         String master = conf.get("spark.master", "");
         return master.equals("local") || master.startsWith("local[");
+    }
+
+    /** Whether the executors are child processes of the driver's JVM. */
+    static boolean isLocalCluster(SparkConf conf) {
+        return conf.get("spark.master", "").startsWith("local-cluster[");
     }
 
     /** Whether an engine ends with its executor's container. */

@@ -52,8 +52,11 @@ final class Launcher {
         }
     }
 
-    /** Where the engine is. Fails with an IOException that names interpreter and setting. */
-    static Place launch(String token, String secret) throws IOException {
+    /**
+     * Where the engine is. `driver` is the driver's process, or UNKNOWN. Fails with an IOException that names
+     * interpreter and setting.
+     */
+    static Place launch(String token, String secret, long driver) throws IOException {
         SparkConf conf = SparkEnv.get().conf();
         String python = python(conf);
         String sparkHost = SparkEnv.get().blockManager().blockManagerId().host();
@@ -62,7 +65,7 @@ final class Launcher {
         try {
             ProcessBuilder builder = new ProcessBuilder(python, "-m", MODULE);
             builder.redirectOutput(out.toFile()).redirectError(err.toFile());
-            int status = run(builder, JSON.writeValueAsBytes(request(conf, token, secret)));
+            int status = run(builder, JSON.writeValueAsBytes(request(conf, token, secret, driver)));
             if (status == 0)
                 return place(lastLine(out), sparkHost);
             String said = lastLine(err);
@@ -90,7 +93,7 @@ final class Launcher {
         return conf.get(PYTHON, conf.get("spark.pyspark.python", fallback));
     }
 
-    private static Map<String, Object> request(SparkConf conf, String token, String secret) {
+    private static Map<String, Object> request(SparkConf conf, String token, String secret, long driver) {
         Map<String, String> settings = new HashMap<>();
         for (Tuple2<String, String> setting : conf.getAll())
             if (setting._1().startsWith(SETTINGS))
@@ -103,6 +106,8 @@ final class Launcher {
         request.put("driver_host", conf.get("spark.driver.host"));
         request.put("outlives", outlives(conf));
         request.put("pid", ProcessHandle.current().pid());
+        if (driver != Engine.UNKNOWN)
+            request.put("driver_pid", driver);
         request.put("local_directories",
                 List.of(SparkEnv.get().blockManager().diskBlockManager().localDirsString()));
         request.put("settings", settings);

@@ -28,13 +28,15 @@ import org.slf4j.LoggerFactory;
  * What the shuffle manager needs of an application: its token and secret, and the way from executors to the
  * driver.
  *
- * <p>The driver's half makes token and secret, and gives them to the executors. In local mode both halves are
- * in one JVM, and the driver's does everything.
+ * <p>The driver's half makes token and secret, and gives them to the executors. Where executors are on its
+ * host for certain, it names its process, too. In local mode both halves are in one JVM, and the driver's
+ * does everything.
  */
 public final class SortMergeShufflePlugin implements SparkPlugin {
     private static final Logger LOG = LoggerFactory.getLogger(SortMergeShufflePlugin.class);
     private static final String TOKEN = "token";
     private static final String SECRET = "secret";
+    private static final String DRIVER = "driver"; // its process
     private static final int TOKEN_BYTES = 16;
     private static final int SECRET_BYTES = 32;
     private static final int IDLE_SECONDS = 10; // after which the thread that removes files ends
@@ -106,10 +108,11 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             SecureRandom random = new SecureRandom();
             token = hex(random, TOKEN_BYTES);
             String secret = hex(random, SECRET_BYTES);
-            engine = new Engine(token, secret, this);
+            engine = new Engine(token, secret, Engine.UNKNOWN, this);
             engine.enter();
             current = this;
-            return Map.of(TOKEN, token, SECRET, secret);
+            long process = Engine.isLocalCluster(conf) ? ProcessHandle.current().pid() : Engine.UNKNOWN;
+            return Map.of(TOKEN, token, SECRET, secret, DRIVER, Long.toString(process));
         }
 
         /**
@@ -363,7 +366,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             if (token == null || Engine.isCurrent(token))
                 return; // the manager is off, or the driver is this JVM
             this.plugin = plugin;
-            engine = new Engine(token, fromDriver.get(SECRET), this);
+            long driver = Long.parseLong(fromDriver.get(DRIVER));
+            engine = new Engine(token, fromDriver.get(SECRET), driver, this);
             engine.enter();
         }
 
