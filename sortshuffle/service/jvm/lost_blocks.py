@@ -17,14 +17,34 @@ PROBLEMS = (OSError, RuntimeError, SortShuffleError, MemoryError)
 """What may happen to a look for map outputs that says nothing about them."""
 
 
-class LostBlocksError(Exception):
-    """``blocks``: numbers of the lost blocks. ``is_reachable``: False if a service did not answer: all its
-    blocks are among these then."""
+MOST_REASONS = 8  # in the text of an error: a lost disk may have thousands
 
-    def __init__(self, blocks: Sequence[int], why: str, is_reachable: bool = True) -> None:
-        super().__init__(why)
-        self.blocks = tuple(blocks)
+
+class LostBlocksError(Exception):
+    """``blocks``: numbers of the lost blocks. ``reasons``: why they are lost; the text has the first ones.
+    ``is_reachable``: False if a service did not answer: all its blocks are among these then."""
+
+    def __init__(self, blocks: Iterable[int], reasons: Iterable[str], is_reachable: bool = True) -> None:
+        self.blocks = tuple(sorted(set(blocks)))
+        self.reasons = tuple(dict.fromkeys(reasons))
         self.is_reachable = is_reachable
+        super().__init__(_text_of(self.reasons))
+
+
+def _text_of(reasons: Sequence[str]) -> str:
+    more = len(reasons) - MOST_REASONS
+    return "; ".join([*reasons[:MOST_REASONS], *([f"and {more} more"] if more > 0 else [])])
+
+
+def joined(*errors: LostBlocksError) -> LostBlocksError:
+    """Return one error for all of these. Services that do not answer are named first: Spark must know of
+    them, and the text does not have all reasons."""
+    silent_first = sorted(errors, key=lambda error: error.is_reachable)
+    return LostBlocksError(
+        (block for error in errors for block in error.blocks),
+        (reason for error in silent_first for reason in error.reasons),
+        all(error.is_reachable for error in errors),
+    )
 
 
 def warn_of(problem: BaseException, shuffle: int) -> None:
@@ -32,17 +52,13 @@ def warn_of(problem: BaseException, shuffle: int) -> None:
     _log.warning("what else is lost of shuffle %d cannot be told: %s", shuffle, problem)
 
 
-def with_all_lost(
-    known: Iterable[int], why: str, locate: Callable[[], None], shuffle: int
-) -> LostBlocksError:
-    """Return an error with the blocks that are known to be lost, by number, and all others that ``locate``
-    finds lost when it looks for the blocks of the request again."""
-    lost, is_reachable = set(known), True
+def with_all_lost(known: LostBlocksError, locate: Callable[[], None], shuffle: int) -> LostBlocksError:
+    """Return an error with the blocks that are known to be lost, and all others that ``locate`` finds lost
+    when it looks for the blocks of the request again."""
     try:
         locate()
     except LostBlocksError as others:
-        lost.update(others.blocks)
-        is_reachable = others.is_reachable
+        return joined(known, others)
     except PROBLEMS as problem:  # then only the known ones
         warn_of(problem, shuffle)
-    return LostBlocksError(sorted(lost), why, is_reachable)
+    return known

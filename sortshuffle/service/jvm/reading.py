@@ -34,7 +34,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
-from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, warn_of, with_all_lost
+from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, joined, warn_of, with_all_lost
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
@@ -92,7 +92,7 @@ class BlockReader:
         except LostBlocksError as error:
             if not error.is_reachable:
                 raise
-            raise with_all_lost(error.blocks, str(error), self._check_known, self._request.shuffle) from None
+            raise with_all_lost(error, self._check_known, self._request.shuffle) from None
 
     def _locate(self) -> None:
         """Find all map outputs. Those whose index or records were known count as sound."""
@@ -107,20 +107,21 @@ class BlockReader:
     ) -> None:
         """Look for map outputs here and elsewhere. Raise `LostBlocksError` with all that are lost. If none is
         known to be lost, raise the first problem that kept a look from telling."""
-        found, is_reachable = _Findings(), True
+        found, losses = _Findings(), []
         try:
             look_here(found)
             if self._elsewhere is not None:
                 look_elsewhere(self._elsewhere)
         except LostBlocksError as error:
-            found.lost.update(dict.fromkeys(error.blocks, str(error)))
-            is_reachable = error.is_reachable
+            losses.append(error)
         except PROBLEMS as problem:
             found.problems.append(problem)
         if found.lost:
+            losses.append(LostBlocksError(found.lost, found.lost.values()))
+        if losses:
             if found.problems:
                 warn_of(found.problems[0], self._request.shuffle)
-            raise LostBlocksError(tuple(found.lost), next(iter(found.lost.values())), is_reachable)
+            raise joined(*losses)
         if found.problems:
             raise found.problems[0]
 
@@ -194,7 +195,8 @@ class BlockReader:
     def _lost(self, number: int, error: DataLossError) -> LostBlocksError:
         """Return an error with this block and all others that are lost. The files of map outputs that were
         known already may have been cut or deleted since: so all are looked for again."""
-        all_lost = with_all_lost([number], str(error), self._look_here, self._request.shuffle)
+        known = LostBlocksError([number], [str(error)])
+        all_lost = with_all_lost(known, self._look_here, self._request.shuffle)
         # the damaged one is known again, or still, if its index is sound
         self._outputs.forget(self._request.blocks[number].file_id)
         return all_lost

@@ -60,7 +60,7 @@ from sortshuffle.service.jvm.elsewhere import (
     IndexOrRecords,
     KnownElsewhere,
 )
-from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, warn_of, with_all_lost
+from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, joined, warn_of, with_all_lost
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -140,19 +140,20 @@ class RemoteBlocks(BlocksElsewhere):
     def _raise_for(self, answers: Mapping[int, Answer]) -> None:
         """Raise `LostBlocksError` if some of these are losses, or services that do not answer. If there are
         none, raise the first of the other errors."""
-        lost = [number for number, answer in answers.items() if _is_about_one(answer)]
+        lost = {number: str(answer) for number, answer in answers.items() if _is_about_one(answer)}
         unreachable = {
             self._service(block): str(answers[number])
             for number, block in self._blocks
-            if isinstance(answers.get(number), ServiceUnavailableError) and not _is_about_one(answers[number])
+            if isinstance(answers.get(number), ServiceUnavailableError) and number not in lost
         }
-        errors = [each for each in answers.values() if _is_about_none(each)]
-        if errors and (lost or unreachable):
-            warn_of(errors[0], self._request.shuffle)
+        losses = [LostBlocksError(lost, lost.values())] if lost else []
         if unreachable:
-            raise self._unreachable(unreachable, lost)
-        if lost:
-            raise LostBlocksError(lost, str(answers[lost[0]]))
+            losses.append(self._unreachable(unreachable))
+        errors = [each for each in answers.values() if _is_about_none(each)]
+        if losses:
+            if errors:
+                warn_of(errors[0], self._request.shuffle)
+            raise joined(*losses)
         if errors:
             raise errors[0]
 
@@ -232,15 +233,16 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _lost(self, place: Place, why: str) -> LostBlocksError:
         """Return an error with the blocks of this place's map output, and all that services report lost."""
-        lost = self._blocks_of(place)
+        lost = LostBlocksError(self._blocks_of(place), [why])
         self._settings.known.forget_indexes(each.block.file_id for each in self._found)
         self._found.clear()
-        return with_all_lost(lost, why, self.locate, self._request.shuffle)
+        return with_all_lost(lost, self.locate, self._request.shuffle)
 
-    def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
-        """Return an error that names all blocks of services that do not answer, and other lost blocks."""
-        blocks = {number for number, block in self._blocks if self._service(block) in services}
-        return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
+    def _unreachable(self, services: dict[str, str]) -> LostBlocksError:
+        """Return an error that names all blocks of services that do not answer. ``services``: why, by
+        service."""
+        blocks = [number for number, block in self._blocks if self._service(block) in services]
+        return LostBlocksError(blocks, services.values(), is_reachable=False)
 
     def _read(self, service: str, block: Block) -> IndexOrRecords:
         output, path = self._address(block), self._path(block)

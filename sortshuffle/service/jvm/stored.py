@@ -159,7 +159,7 @@ class StoredBlocks(BlocksElsewhere):
         for number, block in self._blocks:
             if number in lost:
                 self._settings.known.forget(block.file_id)
-        return LostBlocksError(sorted(lost), str(next(iter(losses.values()))))
+        return LostBlocksError(lost, map(str, losses.values()))
 
     def _sizes(self) -> dict[str, int] | None:
         """Return the sizes of the shuffle's files, by name; None if the store does not answer. Raises OSError

@@ -48,6 +48,7 @@ from sortshuffle.service.client.request_table import MOST_PROTOCOL_ERRORS
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import THREADS
+from sortshuffle.service.jvm.lost_blocks import MOST_REASONS
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.remote import MOST_ASKED, MOST_REFUSED
 from sortshuffle.service.jvm.silent_services import MOST_FAILURES, RETRY_AFTER, SilentServices
@@ -513,6 +514,26 @@ def test_lost_ones_are_named_though_a_service_is_gone(tmp_path: Path, there: Hos
         answer = client.read(blocks, [there.address, gone, HERE])
         assert answer.status in (LOST, UNREACHABLE)
         assert sorted(answer.lost) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_text_of_a_loss_names_what_is_lost_here_there_and_the_silent_service(
+    tmp_path: Path, there: Host
+) -> None:
+    with refused_address() as gone, impatient(tmp_path) as client:
+        blocks = [Block(1, 1, 0, 1, bytes(16), 2), Block(2, 2, 0, 1, bytes(16), 0)]
+        answer = client.read([*blocks, Block(3, 3, 0, 1, bytes(16), 1)], [there.address, gone, HERE])
+        assert (answer.status, sorted(answer.lost)) == (UNREACHABLE, [0, 1, 2])
+        for text in (f"exchange-{SHUFFLE}-map-1-attempt-1", f"exchange-{SHUFFLE}-map-2-attempt-2", gone):
+            assert text in answer.text
+
+
+def test_of_many_losses_the_text_still_names_the_silent_service(tmp_path: Path) -> None:
+    with refused_address() as gone, impatient(tmp_path) as client:
+        blocks = [Block(at, at, 0, 1, bytes(16), 0) for at in range(3 * MOST_REASONS)]
+        answer = client.read([*blocks, Block(99, 99, 0, 1, bytes(16), 1)], [HERE, gone])
+        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(3 * MOST_REASONS + 1)))
+        assert gone in answer.text
+        assert answer.text.endswith(f"; and {2 * MOST_REASONS + 1} more")
 
 
 def test_more_services_than_there_are_threads_are_waited_for_together(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""The error that names lost blocks: what several looks have found becomes one error."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sortshuffle.service.jvm.lost_blocks import MOST_REASONS, LostBlocksError, joined, with_all_lost
+
+LOCAL = LostBlocksError([4, 2], ["a file is gone"])
+SILENT = LostBlocksError([1, 2], ["a service does not answer"], is_reachable=False)
+
+
+def test_one_error_has_the_blocks_and_the_reasons_of_all_and_silent_services_come_first() -> None:
+    error = joined(LOCAL, SILENT, LOCAL)
+    assert error.blocks == (1, 2, 4)
+    assert error.reasons == ("a service does not answer", "a file is gone")
+    assert str(error) == "a service does not answer; a file is gone"
+    assert error.is_reachable is False
+    assert joined(LOCAL, LostBlocksError([7], ["another"])).is_reachable is True
+
+
+def test_of_many_reasons_the_text_has_the_first_ones_and_the_number_of_the_others() -> None:
+    reasons = [f"reason {number}" for number in range(MOST_REASONS)]
+    assert str(LostBlocksError([1], reasons)) == "; ".join(reasons)
+    assert str(LostBlocksError([1], [*reasons, "x", "y"])) == "; ".join(reasons) + "; and 2 more"
+
+
+def test_another_look_adds_its_losses_and_their_reasons() -> None:
+    def locate() -> None:
+        raise SILENT
+
+    error = with_all_lost(LOCAL, locate, shuffle=3)
+    assert (error.blocks, error.is_reachable) == ((1, 2, 4), False)
+    assert error.reasons == ("a service does not answer", "a file is gone")
+
+
+def test_another_look_that_finds_nothing_or_fails_leaves_what_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise OSError("the disk is away")
+
+    assert with_all_lost(LOCAL, lambda: None, shuffle=3).blocks == (2, 4)
+    with caplog.at_level(logging.WARNING):
+        error = with_all_lost(LOCAL, fail, shuffle=3)
+    assert (error.blocks, error.reasons, error.is_reachable) == ((2, 4), ("a file is gone",), True)
+    assert "what else is lost of shuffle 3 cannot be told: the disk is away" in caplog.text
