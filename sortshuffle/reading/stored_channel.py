@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sortshuffle.errors import CorruptDataError, Place
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.files.extents import Extent, ExtentReader
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -55,3 +56,15 @@ class StoredInputChannel:
                 lambda: PartitionedFileReader(local, self.file_id, self.writer, mounted=True, key=self.key)
             )
         return StoredFileReader(self.file, extents, self.writer, self.key, self.file_id)
+
+    def expect_data(self, size: int) -> None:
+        """Check that the data file is there now and not shorter than ``size`` bytes. Reads the last of them:
+        what a listing shows, or a mount says of a file, may be old. Raises `DataLossError`, OSError."""
+        last = Extent(0, 0, offset=size - 1, bytes=1, raw_bytes=1, records=0, checksum=0, buffers=0)
+        with self.open((last,)) as reader:
+            try:
+                reader.fetch(1, last)
+            except CorruptDataError:
+                place = Place(self.path, writer=self.writer or None)
+                what = "the data file is cut short"
+                raise CorruptDataError(place, what, expected=f"{size} bytes", found="fewer") from None

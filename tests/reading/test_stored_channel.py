@@ -279,3 +279,17 @@ def test_more_map_outputs_are_read_at_a_time_than_there_are_threads_for_local_on
     meeting.meeting = threading.Barrier(CONCURRENT_FETCHES)
     gate = gate_of(channels, outputs[0])
     assert numbers(list(gate.batches())) == [5000, 5001, 5002] * CONCURRENT_FETCHES
+
+
+def test_a_data_file_is_expected_to_be_there_and_not_cut_short(store: Store) -> None:
+    output = written(store)
+    channel, data = channel_of(output), store.get(output.file.data_path)
+    channel.expect_data(len(data))
+    store.put(channel.path, data[:-1])
+    with pytest.raises(CorruptDataError, match=f"cut short.*expected {len(data)} bytes") as caught:
+        channel.expect_data(len(data))
+    place = caught.value.place
+    assert (place.file.endswith(channel.path.removeprefix("file://")), place.region) == (True, None)
+    store.remove(channel.path)
+    with pytest.raises(MissingDataError):
+        channel.expect_data(len(data))

@@ -13,6 +13,8 @@ Rules
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
 * When one map output is lost, the shuffle is listed once. So all objects that are gone or cut short are
   reported together, and Spark runs their tasks again in one attempt of the stage.
+* A list may be old, above all that of a mounted directory. So it only tells where to look: a map output is
+  lost if its own object cannot be read.
 * An object that was missing at first, but is in that list, is looked for once more: a mount that is away for
   a moment loses nothing.
 * Bytes come in the order of the request, whatever is known already: if an answer breaks off, the reader takes
@@ -155,11 +157,11 @@ class StoredBlocks(BlocksElsewhere):
     def _lost(self, losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None) -> LostBlocksError:
         """Return an error with these blocks, by number, and all others that are gone by now. All are
         forgotten: the next request looks for them again."""
-        lost = losses.keys() | self._gone(sizes)
+        lost = {**losses, **self._gone(sizes)}
         for number, block in self._blocks:
             if number in lost:
                 self._settings.known.forget(block.file_id)
-        return LostBlocksError(lost, map(str, losses.values()))
+        return LostBlocksError(lost, map(str, lost.values()))
 
     def _sizes(self) -> dict[str, int] | None:
         """Return the sizes of the shuffle's files, by name; None if the store does not answer. Raises OSError
@@ -174,15 +176,37 @@ class StoredBlocks(BlocksElsewhere):
         expect_stored_home(home)
         return sizes
 
-    def _gone(self, sizes: Mapping[str, int] | None) -> set[int]:
-        """Return the numbers of the found blocks whose data object is missing or has another size."""
-        if sizes is None:
-            return set()
-        return {
-            each.number
+    def _gone(self, sizes: Mapping[str, int] | None) -> dict[int, DataLossError]:
+        """Return the losses among the found blocks. Looks only at the data objects that are missing in the
+        list, or have another size there."""
+        suspects = {
+            each.block.file_id: each
             for each in self._found
-            if sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
+            if sizes is not None and sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
         }
+        if not suspects:
+            return {}
+        with ThreadPoolExecutor(min(len(suspects), CONCURRENT_FETCHES)) as threads:
+            errors = dict(zip(suspects, threads.map(self._error_of_data, suspects.values()), strict=True))
+        losses = {file_id: error for file_id, error in errors.items() if isinstance(error, DataLossError)}
+        if losses:
+            expect_stored_home(self._settings.home)  # without it, each file would seem to be gone
+        problem = next((each for each in errors.values() if each and each not in losses.values()), None)
+        if problem is not None:
+            warn_of(problem, self._shuffle)
+        found = ((each.number, each.block.file_id) for each in self._found)
+        return {number: losses[file_id] for number, file_id in found if file_id in losses}
+
+    def _error_of_data(self, found: FoundBlock) -> Exception | None:
+        """Look at the block's data object. Return the error, None if the object is sound."""
+        writer = str(found.known.writer) if isinstance(found.known, Index) else ""
+        file, block = self._file(found.block), found.block
+        try:
+            # without the key: nothing is decrypted
+            StoredInputChannel(file, block.file_id, block.map_index, writer, ()).expect_data(found.data_bytes)
+        except PROBLEMS as error:
+            return error
+        return None
 
     def _channels(self, found: FoundBlock) -> Iterator[StoredInputChannel]:
         """Yield one channel for the whole block: one request then brings neighbouring extents."""

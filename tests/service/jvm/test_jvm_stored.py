@@ -18,6 +18,7 @@ from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.options import KIB, MIB
+from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.service.jvm import stored
 from sortshuffle.service.jvm.engine import SharedHomes
 from sortshuffle.service.jvm.lost_blocks import LostBlocksError
@@ -339,6 +340,55 @@ def test_a_list_that_shows_what_is_gone_hides_no_loss(
     with pytest.raises(LostBlocksError) as lost:
         list(blocks.pieces())
     assert lost.value.blocks == (1,)
+
+
+def test_a_list_that_does_not_show_what_is_there_loses_nothing(
+    store: Store, outputs: list[Output], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount may give an old list, of a time before another host wrote."""
+    names = [os.path.basename(each.file(home(store)).data_path) for each in outputs]
+    old = sizes_of_exchange(home(store), SHUFFLE)
+    del old[names[0]], old[names[2]]
+    old[names[1]] -= 64
+    store.remove(outputs[2].file(home(store)).data_path)
+    store.remove(outputs[3].file(home(store)).index_path)
+    monkeypatch.setattr(stored, "sizes_of_exchange", lambda directory, exchange: old)
+    with pytest.raises(LostBlocksError) as lost:
+        asked_blocks(store, outputs).locate()
+    assert lost.value.blocks == (2, 3)
+    assert all(f"map-{at}-attempt-{at}" in str(lost.value) for at in (2, 3))
+
+
+def test_what_cannot_be_looked_at_is_not_lost_because_the_list_does_not_show_it(
+    mounted: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, 300 * KIB) for map_id in range(3)]
+    files = [PartitionedFile(each.file(home(mounted)).base.removeprefix("file://")) for each in outputs]
+    os.unlink(files[2].index_path)
+    with failing(files[1].data_path), pytest.raises(LostBlocksError) as lost:
+        asked_blocks(mounted, outputs).locate()
+    assert lost.value.blocks == (2,)
+    assert f"what else is lost of shuffle {SHUFFLE} cannot be told" in caplog.text
+
+
+def test_where_the_home_goes_after_it_was_listed_nothing_is_lost(
+    mounted: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each data file that the list does not show is looked for, and none is there then."""
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, 300 * KIB) for map_id in range(3)]
+    mounted.remove(outputs[1].file(home(mounted)).index_path)
+    os.unlink(outputs[2].file(home(mounted)).data_path.removeprefix("file://"))
+    expect_data = StoredInputChannel.expect_data
+
+    def go_away(channel: StoredInputChannel, size: int) -> None:
+        (tmp_path / "mounted").rename(tmp_path / "away")
+        expect_data(channel, size)
+
+    monkeypatch.setattr(StoredInputChannel, "expect_data", go_away)
+    with pytest.raises(OSError, match="the driver has made this directory"):
+        asked_blocks(mounted, outputs).locate()
 
 
 def test_a_look_finds_what_is_lost_of_known_map_outputs(store: Store, outputs: list[Output]) -> None:
