@@ -22,7 +22,9 @@ MIB = 1 << 20
 
 @pytest.fixture
 def groups() -> None:
-    program = "from control_group import why_no_groups; print(why_no_groups())"
+    program = (
+        "from pathlib import Path; from control_group import why_no_groups; print(why_no_groups(Path('.')))"
+    )
     if reason := told(program).strip():
         pytest.skip(f"control groups cannot be made here: {reason}")
 
@@ -30,7 +32,8 @@ def groups() -> None:
 @pytest.mark.usefixtures("groups")
 def test_a_control_group_counts_and_limits_what_is_in_it(tmp_path: Path) -> None:
     program = """
-        import json, subprocess, sys
+        import json, os, subprocess, sys
+        from pathlib import Path
         from control_group import control_group
 
         work = '''if True:
@@ -41,22 +44,36 @@ def test_a_control_group_counts_and_limits_what_is_in_it(tmp_path: Path) -> None
                 file.write(block)
             print("done", flush=True)
             input()
+            with open(sys.argv[1], "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.read()
+            print("read", flush=True)
+            input()
         '''
+        directory = Path(sys.argv[1]).parent
         with control_group(256 << 20) as group:
             command = [sys.executable, "-c", work, sys.argv[1]]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             group.add(process.pid)
-            before = group.usage()
+            before = group.usage(directory)
             with group.watched():
                 process.stdin.write("\\n")
                 process.stdin.flush()
                 process.stdout.readline()
-            used = group.usage().since(before)
+            used = group.usage(directory).since(before)
+            process.stdin.write("\\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            total = group.usage(directory).since(before)
             process.communicate("\\n")
             left = group.wait_until_empty()
-        print(json.dumps([used.cpu, used.written, group.peak, left, process.returncode]))
+        read = [total.disk_read - used.disk_read, total.disk_reads - used.disk_reads]
+        print(json.dumps([used.cpu, used.written, *read, group.peak, left, process.returncode]))
     """
-    cpu, written, peak, left, status = json.loads(told(program, str(tmp_path / "file")))
+    cpu, written, read, reads, peak, left, status = json.loads(told(program, str(tmp_path / "file")))
+    assert read >= 64 * MIB  # of all processes, other tests' as well
+    assert 1 <= reads <= read / 512
     assert cpu > 0
     assert 64 * MIB <= written < 65 * MIB
     assert 64 * MIB < peak < 128 * MIB
@@ -312,7 +329,7 @@ def test_the_jar_is_built_for_this_package_alone_and_each_system_does_what_it_ca
             return Outcome()
 
         command.compare = compared
-        command.why_no_groups = str
+        command.why_no_groups = lambda directory: ""
         command.python_of = lambda name: name
         command.write_record = command.print_table = lambda *_: None
         harness.build_jar = lambda: print("jar")
@@ -353,6 +370,46 @@ def test_the_jar_is_built_for_this_package_alone_and_each_system_does_what_it_ca
     assert told(program, *lines) == "\n".join(expected) + "\n"
 
 
+def test_what_a_killed_comparison_has_left_is_deleted_and_two_at_once_are_not_run(tmp_path: Path) -> None:
+    (tmp_path / "turn-killed" / "files").mkdir(parents=True)
+    (tmp_path / "compare-input").mkdir()
+    program = """
+        import os, sys
+        from pathlib import Path
+        from systems.turn import alone
+
+        data = Path(sys.argv[1])
+        with alone(data):
+            print(*sorted(os.listdir(data)))
+            try:
+                with alone(data):
+                    print("two at once")
+            except SystemExit as ended:
+                print(ended.code)
+        with alone(data):
+            print("the next one")
+    """
+    expected = "compare-input lock\nanother comparison runs in this checkout\nthe next one\n"
+    assert told(program, str(tmp_path)) == expected
+
+
+def test_turns_are_recorded_only_if_they_are_of_one_commit(tmp_path: Path) -> None:
+    program = """
+        import sys
+        from pathlib import Path
+        import harness
+        from systems.results import write_record
+        from systems.work import WORKS
+
+        harness.RESULTS = Path(sys.argv[1])
+        harness.commit = lambda: {"commit": "new", "dirty": False}
+        for commit in ("old", "new"):
+            write_record(WORKS[0], {}, {}, {"commit": commit, "dirty": False})
+            print(harness.RESULTS.exists())
+    """
+    assert told(program, str(tmp_path / "results.jsonl")).splitlines()[-2:] == ["False", "True"]
+
+
 def test_what_cannot_be_installed_ends_the_run_before_it_begins() -> None:
     program = """
         import systems.__main__ as command
@@ -361,7 +418,7 @@ def test_what_cannot_be_installed_ends_the_run_before_it_begins() -> None:
         def fails(name):
             raise InstallError(f"pip install {name} failed")
 
-        command.why_no_groups = str
+        command.why_no_groups = lambda directory: ""
         command.python_of = fails
         command.compare = print
         try:

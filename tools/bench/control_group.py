@@ -8,6 +8,8 @@ Version 1 and 2 of Linux's control groups. Whoever makes them must be allowed to
   It is looked at every `INTERVAL`, by a thread.
 * Bytes that are written are those of files, when their pages become dirty, whether they reach the disk or
   not. Of processes that end, the kernel adds them to the parent that waits for them; others' are missed.
+* What is read is counted by the disk, for all processes of the machine: nothing else may run. The groups of
+  version 1 count reads only where a rule limits them.
 """
 
 from __future__ import annotations
@@ -25,26 +27,28 @@ from pathlib import Path
 from watching import watching
 
 ROOT = Path("/sys/fs/cgroup")
-VERSION_1 = ("memory", "cpuacct", "blkio")
+VERSION_1 = ("memory", "cpuacct")
+SECTOR = 512  # bytes, in the kernel's figures of every disk
 INTERVAL = 0.05  # seconds between looks at memory; one look takes 0.1 ms
 PATIENCE = 20.0  # seconds for all processes to end
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a group has used so far. ``cpu``: seconds of user and system. ``read``, ``reads``: bytes, and how
-    many reads, that came from the disk. ``written``: bytes of files."""
+    """What a group has used so far. ``cpu``: seconds of user and system. ``disk_read``, ``disk_reads``: bytes
+    that came from the disk, and in how many reads, those of other processes included. ``written``: bytes of
+    files."""
 
     cpu: float
-    read: int
-    reads: int
+    disk_read: int
+    disk_reads: int
     written: int
 
     def since(self, before: Usage) -> Usage:
         return Usage(
             self.cpu - before.cpu,
-            self.read - before.read,
-            self.reads - before.reads,
+            self.disk_read - before.disk_read,
+            self.disk_reads - before.disk_reads,
             self.written - before.written,
         )
 
@@ -91,8 +95,10 @@ class ControlGroup:
 
     # ---- figures ------------------------------------------------------------------------------------
 
-    def usage(self) -> Usage:
-        read, reads = self._disk_reads()
+    def usage(self, directory: Path) -> Usage:
+        """Return what has been used. ``directory``: on the disk whose reads count. Raises `OSError` if its
+        file system is on no disk that the kernel counts."""
+        read, reads = _disk_reads(directory)
         return Usage(self._cpu(), read, reads, sum(map(_written, self.pids())))
 
     @contextmanager
@@ -125,19 +131,6 @@ class ControlGroup:
             return _table(self._memory / "cpu.stat")["usage_usec"] / 1e6
         return int((self._directories["cpuacct"] / "cpuacct.usage").read_text()) / 1e9
 
-    def _disk_reads(self) -> tuple[int, int]:
-        if self._is_second_version:
-            fields = [each.partition("=") for each in (self._memory / "io.stat").read_text().split()]
-            size, count = (
-                sum(int(value) for name, _, value in fields if name == one) for one in ("rbytes", "rios")
-            )
-            return size, count
-        blocks = self._directories["blkio"]
-        return (
-            _sum_of_reads(blocks / "blkio.throttle.io_service_bytes"),
-            _sum_of_reads(blocks / "blkio.throttle.io_serviced"),
-        )
-
 
 @contextmanager
 def control_group(memory: int) -> Iterator[ControlGroup]:
@@ -167,11 +160,12 @@ def control_group(memory: int) -> Iterator[ControlGroup]:
             _remove(directory)
 
 
-def why_no_groups() -> str:
-    """Return why control groups cannot be made here; empty if they can."""
+def why_no_groups(directory: Path) -> str:
+    """Return why control groups cannot be made here, or not count; empty if they can. ``directory``: that of
+    the files."""
     try:
         with control_group(1 << 30) as group, group.watched():
-            group.usage()
+            group.usage(directory)
             return ""
     except OSError as error:
         return str(error)
@@ -196,10 +190,12 @@ def _table(path: Path) -> dict[str, int]:
     return {name: int(value) for name, value in pairs}
 
 
-def _sum_of_reads(path: Path) -> int:
-    """Of a file of lines "device kind number", those of reads."""
-    rows = (line.split() for line in path.read_text().splitlines())
-    return sum(int(row[2]) for row in rows if len(row) == 3 and row[1] == "Read")
+def _disk_reads(directory: Path) -> tuple[int, int]:
+    """Return the bytes that the disk of a directory has read, and in how many reads."""
+    device = os.stat(directory).st_dev
+    stat = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    reads, _, sectors = map(int, stat.read_text().split()[:3])
+    return sectors * SECTOR, reads
 
 
 def _written(pid: int) -> int:

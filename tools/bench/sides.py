@@ -71,7 +71,7 @@ class Setup:
     ours the other side has, which is plain Spark otherwise. ``memory``: of heap and engine, bytes; on a
     cluster, of each host. ``masters``: of sides that have another one. ``hosts``: of each cluster, with
     a core each; none: the tasks run in the driver. ``container``: bytes that all processes of a side may have
-    with their page cache; none: no limit."""
+    with their page cache; none: no limit. ``own_settings``: of our side alone."""
 
     memory: int = 4096 * MIB
     hosts: int = 0
@@ -80,6 +80,7 @@ class Setup:
     against: Door | None = None
     master: str = "local[2]"
     settings: tuple[tuple[str, str], ...] = ()
+    own_settings: tuple[tuple[str, str], ...] = ()
     masters: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -304,7 +305,7 @@ def configuration(name: str, setup: Setup, ours_off: bool) -> dict[str, Any]:
         "has_session": door is Door.SESSION,
         "master": dict(setup.masters).get(name, setup.master),
         "heap": f"{heap // MIB}m",
-        "settings": dict(setup.settings),
+        "settings": dict(setup.settings) | ({} if door is None else dict(setup.own_settings)),
         "disks": [],
     }
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import click
 import harness
 from control_group import why_no_groups
+from harness import DATA
 
 from systems.environments import InstallError, python_of
 from systems.page import write_page
 from systems.results import print_table, table_of, write_record
 from systems.rounds import compare
+from systems.turn import alone
 from systems.work import OURS, PEERS, QUICK, SYSTEMS, WORKS
 
 ROUNDS = 5
@@ -44,13 +46,21 @@ def main(
         print(f"docs/comparison.md: {', '.join(write_page())}")
         return
     harness.recording = not quick
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a turn has made goes with it
-    if reason := why_no_groups():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # so that what a turn has made goes with it
+    DATA.mkdir(exist_ok=True)
+    if reason := why_no_groups(DATA):
         print(f"control groups cannot be made here: {reason}", file=sys.stderr)
         sys.exit(not quick)
     chosen = {*systems} or {*SYSTEMS} - ({*PEERS} if quick and not peers else set())
     if chosen & {*OURS}:  # the others need no jar, and no JDK
         harness.build_jar()
+    with alone(DATA):
+        sys.exit(_compared(cases, chosen, rounds, quick))
+
+
+def _compared(cases: Collection[str], chosen: Collection[str], rounds: int, quick: bool) -> bool:
+    """Let the systems take turns at all cases, and return whether one has failed."""
     works = [work for work in WORKS if not cases or work.name in cases]
     able_of = {work.name: [name for name in work.systems if name in chosen] for work in works}
     _install(sorted({name for able in able_of.values() for name in able}))
@@ -60,11 +70,12 @@ def main(
         if not able:
             continue
         print(f"\n{work.name}: {work.about}{_fewer(quick)}", flush=True)
+        commit = harness.commit()
         outcome = compare(work, able, 1 if quick else rounds, quick)
-        write_record(work, outcome.turns, outcome.failures)
+        write_record(work, outcome.turns, outcome.failures, commit)
         print_table(table_of(work, outcome.turns, outcome.failures))
         failed |= bool(outcome.failures)
-    sys.exit(failed)
+    return failed
 
 
 def _install(systems: Iterable[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
+from typing import Any
 
 import harness
 from rich.console import Console
@@ -16,8 +18,14 @@ from systems.work import Work
 MEGA = 1e6
 
 
-def write_record(work: Work, turns: Mapping[str, Sequence[Turn]], failures: Mapping[str, str]) -> None:
-    """Append what all systems took."""
+def write_record(
+    work: Work, turns: Mapping[str, Sequence[Turn]], failures: Mapping[str, str], commit: Mapping[str, Any]
+) -> None:
+    """Append what all systems took. ``commit``: of the checkout before the first turn. If it is another one
+    now, the turns were not all of one code, and nothing is appended."""
+    if harness.recording and harness.commit() != commit:
+        print("not recorded: the checkout was changed while the systems took turns", file=sys.stderr)
+        return
     found = {system: [asdict(turn) for turn in each] for system, each in turns.items()}
     about = {"about": work.about, "memory": work.memory}
     harness.record(f"compare {work.name}", **about, systems=found, failures=dict(failures))
@@ -43,14 +51,14 @@ def print_table(table: Table) -> None:
 def _cells(turns: Sequence[Turn]) -> list[str]:
     seconds = [turn.seconds for turn in turns]
     usages = [turn.usage for turn in turns]
-    reads = [usage.read / usage.reads for usage in usages if usage.reads]
+    reads = [usage.disk_read / usage.disk_reads for usage in usages if usage.disk_reads]
     return [
         f"{median(seconds):.2f} s",
         f"{min(seconds):.2f}-{max(seconds):.2f}",
         f"{max(turn.peak for turn in turns) / MEGA:,.0f} MB",
         f"{median(usage.cpu for usage in usages):.1f} s",
         f"{median(usage.written for usage in usages) / MEGA:,.0f} MB",
-        f"{median(usage.read for usage in usages) / MEGA:,.0f} MB",
+        f"{median(usage.disk_read for usage in usages) / MEGA:,.0f} MB",
         f"{median(reads) / 1024:,.0f} KiB" if reads else "-",
         f"{max(turn.files for turn in turns):,}",
         str(turns[0].lines),

@@ -41,7 +41,7 @@ def _take(outcome: Outcome, work: Work, system: str, number: int, quick: bool, e
     fewer, warm_ups = (QUICK, 0) if quick else (1, work.warm_ups)
     try:
         turn = take_turn(system, work, fewer, warm_ups)
-        _check(turn, expected)
+        _check(system, work, turn, expected)
     except (TurnError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         outcome.failures[system] = str(error)
@@ -51,10 +51,10 @@ def _take(outcome: Outcome, work: Work, system: str, number: int, quick: bool, e
     print(f"  {number + 1}. {system:<12} {turn.seconds:7.2f} s   (warm-up: {warm or '-'})", flush=True)
 
 
-def _check(turn: Turn, expected: Any) -> None:
+def _check(system: str, work: Work, turn: Turn, expected: Any) -> None:
     """Raise `TurnError` if the answer is wrong."""
     if not _is_right(turn.answer, expected):
-        raise TurnError(f"gave {turn.answer}, while the input has {expected}")
+        raise TurnError(f"{system}: {work.name} gave {turn.answer}, while the input has {expected}")
 
 
 def _is_right(answer: Any, expected: Any) -> bool:

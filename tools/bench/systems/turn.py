@@ -1,14 +1,16 @@
-"""`take_turn`: one system does one work once, after a warm-up, in a control group of its own.
+"""`take_turn`: one system does one work once, after its warm-ups, in a control group of its own.
 
 Nothing else runs meanwhile. The system is started for the turn and ended after it, so that no idle process of
 one system takes cores, memory or page cache from another. What is counted is the run alone, between two looks
-of the control group; the peak of memory is that of the whole turn, warm-up included.
+of the control group; the peak of memory and the most files are those of the whole turn, warm-ups included.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ CORES = 2
 FILES_INTERVAL = 0.25  # seconds between counts of files
 ANSWER_SECONDS = 900.0  # for start and warm-ups, and again for the run; then the system is ended as failed
 READ_BYTES = 16 << 20  # at a time, of an input file
+DIRECTORY = "turn-"  # how the names of turns' directories begin
 LOG_LINES = 15  # of a system that has failed
 
 
@@ -54,11 +57,24 @@ class Turn:
     answer: Any
 
 
+@contextmanager
+def alone(data: Path) -> Iterator[None]:
+    """Keep other comparisons off this checkout's data for the time of the block, and delete what one that was
+    killed has left there. Ends the program if another one runs."""
+    with (data / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit("another comparison runs in this checkout")
+        for directory in data.glob(f"{DIRECTORY}*"):
+            shutil.rmtree(directory, ignore_errors=True)
+        yield
+
+
 def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
     """Let a system do the work. ``fewer``: what the number of rows is divided by. Raises `TurnError`, and
     `OSError` where control groups cannot be made."""
-    DATA.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="turn-", dir=DATA) as name:
+    with tempfile.TemporaryDirectory(prefix=DIRECTORY, dir=DATA) as name:
         directory = Path(name)
         arguments = work.arguments(fewer)
         for path in input_files(arguments):
@@ -113,10 +129,10 @@ class _Program:
         with self._group.watched(), _counted(self._directory) as files:
             self._go_on()
             ready = self._answer()
-            before = self._group.usage()
+            before = self._group.usage(self._directory)
             self._go_on()
             run = self._answer()
-            usage = self._group.usage().since(before)
+            usage = self._group.usage(self._directory).since(before)
         try:
             answer = self._work.check(run["answer"])
         except ValueError as error:

@@ -1,4 +1,5 @@
-"""Ray Data on one node. Its objects are in shared memory, a third of the limit as Ray recommends."""
+"""Ray Data on one node. Its objects are in shared memory, 30 % of the limit, which is Ray's default. Ray
+reads the limit of the machine's group, not that of its own, so it is told."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ray.data.aggregate import Count, Sum
 from turn import Limits, take_part
 
 OBJECTS = 0.3  # of the limit
-PARTITIONS = 64  # of joins and groups, whose number Ray asks for
+PARTITIONS = 64  # of joins, whose number Ray asks for, and of groups, as many
 
 
 @contextmanager
@@ -27,15 +28,18 @@ def start(limits: Limits) -> Iterator[None]:
     ray.init(
         num_cpus=limits.cores,
         object_store_memory=int(limits.memory * OBJECTS),
+        _memory=int(limits.memory * (1 - OBJECTS)),
         include_dashboard=False,
         logging_level=logging.ERROR,
         object_spilling_directory=limits.directory,
         _temp_dir=short,
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
-    yield
-    ray.shutdown()
-    shutil.rmtree(short, ignore_errors=True)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(short, ignore_errors=True)
 
 
 def sums_of_block(block: pa.Table) -> pa.Table:

@@ -17,8 +17,10 @@ import sortshuffle
 def start(limits: Limits) -> Iterator[SparkSession]:
     # "on" makes it an error if the manager cannot be used: Spark's own shuffle would be measured in its place
     spark = sortshuffle.session(builder(limits).config("spark.sortshuffle.manager", "on"))
-    yield spark
-    spark.stop()
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 if __name__ == "__main__":

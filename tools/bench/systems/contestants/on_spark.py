@@ -14,8 +14,10 @@ from turn import Limits, take_part
 @contextmanager
 def start(limits: Limits) -> Iterator[SparkSession]:
     spark = builder(limits).getOrCreate()
-    yield spark
-    spark.stop()
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 if __name__ == "__main__":
