@@ -4,7 +4,7 @@ two_sided         where a frame's rows are, Spark's side or Python's, and how th
 crossings         rows that go from side to side, for `explain()` and the log
 sides             which side makes a call
 shuffle_frame     `ShuffleFrame`: the operators of Python's side
-shadow            what Spark analyses in place of a frame: its columns, without rows
+shadow            what Spark analyses in place of a frame, with its columns
 classic_shadow    the same in sessions with a JVM
 connect_shadow    the same over Spark Connect
 classic_frame     frames of sessions with a JVM

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark import RDD, StorageLevel
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.streaming import DataStreamWriter
 
-from sortshuffle.spark.frame.classic_shadow import ClassicShadow, analysed, referenced_ids
-from sortshuffle.spark.frame.delegation import delegating
+from sortshuffle.spark.frame.classic_shadow import ClassicShadow, analysed
+from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 from sortshuffle.spark.frame.two_sided import ACTIONS, TwoSidedFrame
 from sortshuffle.spark.session.java import scala_object
@@ -23,7 +24,7 @@ from sortshuffle.spark.session.requirements import plain_session
 _PLANS = {"crossJoin", "describe", "dropDuplicatesWithinWatermark", "dropna", "exceptAll", "fillna"}
 _PLANS |= {"freqItems", "intersect", "intersectAll", "lateralJoin", "melt", "nearestByJoin", "offset"}
 _PLANS |= {"replace", "sampleBy", "subtract", "summary", "to", "unpivot", "withMetadata", "withWatermark"}
-_PLANS |= {"zip", "zipWithIndex"}
+_PLANS |= {"zipWithIndex"}
 
 
 @delegating(classic.DataFrame, lambda frame, *call: frame._target(*call))
@@ -129,20 +130,26 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         plan = other._jdf.queryExecution().analyzed()
         return plan.nodeName() == "ResolvedHint" and "broadcast" in plan.hints().toString()
 
+    if hasattr(DataFrame, "zip"):  # since PySpark 4.3; before, a column may have this name
+
+        def zip(self, other: DataFrame) -> DataFrame:
+            """Pair the rows of two selections of one frame, like `DataFrame.zip`. Both must be plans with the
+            same rows below their columns: those of both frames, or of the bases that they were made of."""
+            own: Any = self._to_spark()
+            with own_errors():
+                try:
+                    made = own.zip(other._to_spark() if isinstance(other, TwoSidedFrame) else other)
+                except AnalysisException:
+                    own = self._on_bases()
+                    made = own.zip(other._on_bases() if isinstance(other, TwoSidedFrame) else other)
+            return self._delegated("zip", made, [other])
+
     # ---- columns ------------------------------------------------------------------------------------
 
     def _has(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame]) -> bool:
         shadow = self._shadow
         assert isinstance(shadow, ClassicShadow)
         return shadow.has(columns, [each._shadow for each in others])
-
-    def _needs_analysis(self, columns: Sequence[Column]) -> bool:
-        return bool(referenced_ids(columns))
-
-    def zip(self, other: DataFrame) -> DataFrame:
-        """Pair the rows of two selections of one frame, like `DataFrame.zip`."""
-        right = other._on_bases() if isinstance(other, TwoSidedFrame) else other
-        return self._delegated("zip", self._on_bases().zip(right), [other])
 
     def colRegex(self, colName: str) -> Column:
         """Return the columns whose names match, like `DataFrame.colRegex`."""

@@ -118,15 +118,16 @@ class ClassicShadow(Shadow):
 
     def has(self, columns: Sequence[Column], others: Sequence[Shadow]) -> bool:
         """Return whether ``columns`` are columns of this shadow or of ``others``, or of no DataFrame."""
-        wanted = referenced_ids(columns)
+        wanted = {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}
+        if not wanted:
+            return True
         shadows = [each for each in (self, *others) if isinstance(each, ClassicShadow)]
-        return wanted <= {number for each in shadows for number in each.ids()} if wanted else True
+        return wanted <= {number for each in shadows for number in each.ids()}
 
     def needs_hidden(self, result: DataFrame) -> bool:
         # Spark leaves the plan below a call as it is, unless it needs hidden columns of it
-        own = analysed(self.dataframe())
         try:
-            pending = [analysed(result)]
+            own, pending = analysed(self.dataframe()), [analysed(result)]
         except AnalysisException:
             return False  # a correlated subquery, which Spark analyses with the outer query alone
         while pending:
@@ -186,11 +187,6 @@ def _copy_of(frame: DataFrame) -> DataFrame:
 def analysed(frame: DataFrame) -> Any:
     """Return the logical plan of a DataFrame, after Spark's analysis."""
     return frame._jdf.queryExecution().analyzed()
-
-
-def referenced_ids(columns: Sequence[Column]) -> set[int]:
-    """Return the ids of the columns of DataFrames that are in ``columns``."""
-    return {int(number) for each in columns for number in _REFERENCE.findall(_text(each))}
 
 
 def column_ids(plan: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""`Shadow`: the DataFrame that has the columns of a frame, for Spark's analysis. No action reads it.
+"""`Shadow`: the DataFrame that has the columns of a frame, on which Spark analyses calls.
 
 A column such as ``frame.k`` must be a column of a plan, and a frame of Python's side has none yet. Its shadow
 has one. While rows stay in Python, the shadow of a result is what Spark makes of the same call on the shadows
@@ -60,8 +60,8 @@ class Base:
 
 class Shadow:
     """A DataFrame that is made when it is first needed. ``make``: makes it, once ``sources`` are made.
-    ``base``: the number of this base; None if it is none. ``bases``: those below it in the plan, by number;
-    None if hidden columns do not pass this one."""
+    ``base``: the number of this base; None if it is none. ``bases``: those below it in the plan, by number. A
+    base without them is one that hidden columns do not pass."""
 
     impassable: ClassVar[frozenset[str]] = frozenset()  # methods whose results hidden columns do not pass
 

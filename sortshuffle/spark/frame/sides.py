@@ -61,12 +61,11 @@ def _operator(method: Method, *, exchanges: bool) -> Method:
         by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
         if self._is_in_python:
             shadow = self._shadow_of(name, args, kwargs)
-            checked = functools.partial(_checked, method, args=args, kwargs=kwargs, shadow=shadow)
-            return attempt(self, name, checked, by_spark, shadow)
+            return attempt(self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow)
         result = by_spark()
         if exchanges or (self._pending_call is not None and name in _ROW_BY_ROW):
             result._pending_call = PendingCall(
-                self, lambda source: _checked(method, source._to_python(name), args, kwargs, None)
+                self, lambda source: _checked(method, source._to_python(name), args, kwargs)
             )
         return result
 
@@ -100,7 +99,7 @@ def attempt(
     except OptionError:
         raise
     except UsageError as refusal:
-        result = _refused(frame, operator, by_spark, shadow)
+        result = _made_by_spark(frame, operator, by_spark, shadow)
         if isinstance(result, TwoSidedFrame) and frame._is_in_python:
             result._cross(operator, "Spark", str(refusal))
     if isinstance(result, TwoSidedFrame) and result is not frame:
@@ -110,20 +109,24 @@ def attempt(
     return result
 
 
-def _refused(frame: TwoSidedFrame, operator: str, by_spark: Callable[[], Any], shadow: Shadow | None) -> Any:
+def _made_by_spark(
+    frame: TwoSidedFrame, operator: str, by_spark: Callable[[], Any], shadow: Shadow | None
+) -> Any:
     """Return what Spark makes of a call that Python refused. ``shadow``: as in `attempt`."""
     if shadow is None or not frame._is_in_python:
         return by_spark()
-    analysed = shadow.dataframe()  # a wrong call fails here, before Spark plans the rows
-    if not frame._shadow.needs_hidden(analysed):
+    without_rows = shadow.dataframe()  # a wrong call fails here, before Spark plans the rows
+    if not frame._shadow.needs_hidden(without_rows):
         return by_spark()
     try:
-        return frame._wrap(operator, frame._shadow.with_rows(analysed, shadow.bases), [])
+        return frame._wrap(operator, frame._shadow.with_rows(without_rows, shadow.bases), [])
     except HiddenColumnError:
         try:
             return by_spark()
         except AnalysisException as error:
-            error.add_note(_TOO_NARROW)
+            add_note = getattr(error, "add_note", None)  # since Python 3.11
+            if add_note is not None:
+                add_note(_TOO_NARROW)
             raise
 
 
@@ -137,19 +140,13 @@ def copied(value: Any) -> Any:
 
 
 def _checked(
-    method: Callable[..., Any],
-    frame: TwoSidedFrame,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    shadow: Shadow | None,
+    method: Callable[..., Any], frame: TwoSidedFrame, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call an operator of Python's side, after `_check_columns` if it looks columns up by name. ``shadow``:
-    of the result; None if Spark has analysed the call."""
+    """Call an operator of Python's side, after `_check_columns` if it looks columns up by name."""
     if method.__name__ not in _READS_ANALYSIS:
         values = [*args, *kwargs.values()]
         others = [frame._as_frame(each) for each in values if isinstance(each, DataFrame)]
-        analyse = None if shadow is None else shadow.dataframe
-        frame._check_columns(list(columns_in(values)), others, analyse)
+        frame._check_columns(list(columns_in(values)), others)
     return method(frame, *args, **kwargs)
 
 

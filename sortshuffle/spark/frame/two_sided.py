@@ -290,8 +290,8 @@ class TwoSidedFrame(DataFrame):
         return self._to_spark()
 
     def _on_bases(self) -> DataFrame:
-        """Return the rows as what Spark makes of those of the shadow's bases, so that frames of one base are
-        plans with one beginning."""
+        """Return the rows as what Spark makes of those of the shadow's bases. The plans of frames that were
+        made of one base then begin alike."""
         if not self._is_in_python:
             return self._to_spark()
         return self._shadow.with_rows(self._shadow.dataframe(), _bases([self]))
@@ -389,30 +389,15 @@ class TwoSidedFrame(DataFrame):
         own = self._shadow
         return self._shadow_class(lambda: call(own.dataframe()), [own], base=next_base())
 
-    def _check_columns(
-        self,
-        columns: Sequence[Column],
-        others: Sequence[TwoSidedFrame] = (),
-        analyse: Callable[[], object] | None = None,
-    ) -> None:
-        """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``.
-        ``analyse``: has Spark analyse the call, if that can be had before an action. It raises Spark's error
-        for columns that are those of both sides of a self join."""
-        if not columns:
-            return
-        if not self._has(columns, others):
+    def _check_columns(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame] = ()) -> None:
+        """Raise `ColumnError` if one of ``columns`` belongs neither to this frame nor to ``others``."""
+        if columns and not self._has(columns, others):
             raise ColumnError("a column of another DataFrame is used, which only Spark may resolve")
-        if analyse is not None and self._needs_analysis(columns):
-            analyse()
 
     @abstractmethod
     def _has(self, columns: Sequence[Column], others: Sequence[TwoSidedFrame]) -> bool:
         """Return whether ``columns`` are columns of this frame or of ``others``, or of no DataFrame. If so,
         Python may look them up by name. May raise `ColumnError`, if that says more than no."""
-
-    def _needs_analysis(self, columns: Sequence[Column]) -> bool:
-        """Return whether Spark may refuse ``columns`` although they are columns of a frame here."""
-        return False
 
     # ---- crossings ----------------------------------------------------------------------------------
 

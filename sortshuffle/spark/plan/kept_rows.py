@@ -69,9 +69,13 @@ def _kept(chain: Chain, count: int) -> Origin | None:
 
 
 def _forget_dropped(context: FrameContext) -> None:
-    """Drop the entries of rows that are no longer in Spark's cache, so that their frames can go."""
-    for key, (_, _, cached) in list(context.kept_rows.items()):
-        if _is_dropped(cached):
+    """Drop the entries of rows that are no longer in Spark's cache, so that their frames can go. Each entry
+    is a question to Spark, so it looks only when there are twice as many as after the last look, or so."""
+    count = len(context.kept_rows)
+    if count & (count - 1):  # no power of two
+        return
+    for key, entry in list(context.kept_rows.items()):
+        if _is_dropped(entry[2]) and context.kept_rows.get(key) is entry:
             context.kept_rows.pop(key, None)
 
 
