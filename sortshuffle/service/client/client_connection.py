@@ -19,6 +19,7 @@ Lock order: `_sending`; then `_lock`, or the TLS wire's own.
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import threading
@@ -183,10 +184,10 @@ class ClientConnection:
 
     def _reach(self, host: str, port: int, until: float) -> None:
         """Connect to the first of the host's addresses that accepts the connection. If none does, raise the
-        last error that says something about the host. A lack of descriptors or of IPv6 here says nothing."""
+        error that says most about the host (`_rank`)."""
         addresses = self._trusted(resolve(host, self._left(until, RESOLVE_TIMEOUT)))
         until = self._clock() + self._left(until, CONNECT_TIMEOUT)
-        error: OSError | None = None
+        failures: list[tuple[int, OSError]] = []
         for number, address in enumerate(addresses):
             left = until - self._clock()
             if left <= 0 or self._aborted:
@@ -196,10 +197,11 @@ class ClientConnection:
                 self._set_socket(calls.create_connection((address, port), left / (len(addresses) - number)))
                 return
             except OSError as failure:
-                if error is None or is_own_shortage(error) or not is_own_shortage(failure):
-                    error = failure
+                failures.append((_rank(address, failure), failure))
         self._expect_not_aborted()
-        raise error or ServiceUnavailableError("its name leads to no address")
+        if not failures:
+            raise ServiceUnavailableError("its name leads to no address")
+        raise min(failures, key=lambda each: each[0])[1]
 
     def _trusted(self, addresses: Sequence[str]) -> Sequence[str]:
         """Select the addresses that may be talked to: without a secret, those of this host."""
@@ -232,6 +234,8 @@ class ClientConnection:
         try:
             context = tls.context()
         except OSError as error:
+            if is_own_shortage(error):  # then the files may be as they should
+                raise
             raise AuthenticationError(
                 f"the files of spark.sortshuffle.service.tls.* cannot be used: {error} ({tls})"
             ) from error
@@ -246,6 +250,17 @@ class ClientConnection:
                 " the service a certificate for the name or address that it is reached by"
             ) from error
         return encrypted
+
+
+def _rank(address: str, failure: OSError) -> int:
+    """Rank what a failure to connect to an address says of the host: 0: the host's own answer, or silence; 1:
+    nothing, because this process lacks something; 2 and 3: nothing, because this host has no way to addresses
+    of this kind, such as IPv6. Without IPv6 its addresses may also fail as if all ports were in use."""
+    if failure.errno in (errno.ENETUNREACH, errno.EAFNOSUPPORT):
+        return 2
+    if failure.errno == errno.EADDRNOTAVAIL and ":" in address:
+        return 3
+    return 1 if is_own_shortage(failure) else 0
 
 
 def _shut_down(connected: socket.socket) -> None:

@@ -6,6 +6,8 @@ a name at a time: callers that come meanwhile wait for the same answer. The thre
 answers. If all callers have given up by then, the answer is kept for the next one, or a slow resolver would
 never help. It is used once, and not after `KEPT`, because hosts move. A numeric address needs no resolver.
 
+The resolver needs descriptors. If this process has none left, the error is that, and not one of the name.
+
 A forked process has none of the threads, and one of them may have held the lock: the process starts anew.
 """
 
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 
 from sortshuffle import calls
 from sortshuffle.errors import ServiceUnavailableError
+from sortshuffle.service.client.shortage import descriptor_shortage
 
 KEPT = 60.0  # seconds; several times as long as a client waits before it tries again (`client.backoff`)
 
@@ -78,6 +81,8 @@ def _is_old(question: _Question) -> bool:
 def _answer(host: str, question: _Question) -> None:
     try:
         question.found = _ask_system(host)
+    except socket.gaierror as error:
+        question.error = _shortage_behind(error) or error
     except OSError as error:
         question.error = error
     except UnicodeError as error:  # a name that no host can have
@@ -87,6 +92,15 @@ def _answer(host: str, question: _Question) -> None:
         if not question.found:
             _forget(host, question)
         question.answered.set()
+
+
+def _shortage_behind(error: socket.gaierror) -> OSError | None:
+    """Return the lack of descriptors that may have caused the resolver's error, with that as its cause. The
+    resolver then says that there is no such name, or no answer now, as of a host that has none."""
+    shortage = descriptor_shortage()
+    if shortage is not None:
+        shortage.__cause__ = error
+    return shortage
 
 
 def _forget(host: str, question: _Question) -> None:

@@ -3,8 +3,10 @@
 A process may have no descriptor, memory, port or thread left for a connection. That says nothing about the
 service: its host may be sound, and its map outputs are not lost.
 
-The client tries again until its time-out is over, and then raises an error for the service. The shortage is
-among the causes of that error.
+A connection that lacks one of these is tried again until the client's time-out is over. Then the request
+fails with an error for the service, and the shortage is among the causes of that error. But the first thread
+of a link, and the memory for the request itself, are not waited for: their error is raised at once
+(`is_raised_at_once`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 
+from sortshuffle import calls
 from sortshuffle.errors import OUT_OF, SortShuffleError
 
 # this process lacks descriptors, memory or ports for another connection
@@ -27,11 +30,17 @@ _REMEDIES = {
 }
 
 
+def is_raised_at_once(error: BaseException) -> bool:
+    """Return whether this error itself is a lack of a thread or of memory, which no client has waited for."""
+    # a thread that cannot be started is a RuntimeError, and subclasses of that are something else
+    is_lack = type(error) is RuntimeError or isinstance(error, MemoryError)
+    return is_lack and not isinstance(error, SortShuffleError)
+
+
 def shortage_behind(error: BaseException | None) -> BaseException | None:
     """Return the first shortage of this process among an error and its causes; None if there is none."""
     while error is not None:
-        is_no_thread = isinstance(error, RuntimeError) and not isinstance(error, SortShuffleError)
-        if is_no_thread or isinstance(error, MemoryError):
+        if is_raised_at_once(error):
             return error
         if isinstance(error, OSError) and error.errno in LOCAL_SHORTAGES:
             return error
@@ -42,6 +51,16 @@ def shortage_behind(error: BaseException | None) -> BaseException | None:
 def is_own_shortage(error: BaseException | None) -> bool:
     """Return whether the cause is not the service, but a shortage in this process."""
     return shortage_behind(error) is not None
+
+
+def descriptor_shortage() -> OSError | None:
+    """Return the error if this process cannot open a descriptor now, else None. For calls whose own errors do
+    not tell."""
+    try:
+        calls.close(calls.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error if is_own_shortage(error) else None
+    return None
 
 
 def cannot_ask(service: str, shortage: BaseException) -> OSError:

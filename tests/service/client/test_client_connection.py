@@ -4,6 +4,7 @@ nothing keeps it waiting for ever. Over TCP and over TLS."""
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
 import threading
@@ -18,6 +19,7 @@ import trustme
 from consumers import PATIENCE, together
 from engine import eventually
 from scripted_server import refused_address
+from serving import no_descriptor_left
 
 from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
@@ -310,6 +312,45 @@ def test_a_host_that_refuses_is_not_hidden_by_an_address_that_this_host_cannot_u
             connection.connect()
 
 
+V4, V6 = "127.0.0.1", "::1"
+
+
+@pytest.mark.parametrize("turn", [1, -1], ids=["in this order", "in the other order"])
+@pytest.mark.parametrize(
+    ("failures", "told"),
+    [
+        ({V6: errno.ENETUNREACH, V4: errno.ECONNREFUSED}, errno.ECONNREFUSED),
+        ({V6: errno.EMFILE, V4: errno.ETIMEDOUT}, errno.ETIMEDOUT),
+        ({V6: errno.ECONNRESET, V4: errno.EADDRNOTAVAIL}, errno.ECONNRESET),
+        ({V4: errno.EADDRNOTAVAIL, V6: errno.ENETUNREACH}, errno.EADDRNOTAVAIL),
+        ({V4: errno.EMFILE, V6: errno.EADDRNOTAVAIL}, errno.EMFILE),
+        ({V4: errno.EMFILE, V6: errno.EAFNOSUPPORT}, errno.EMFILE),
+        ({V6: errno.EADDRNOTAVAIL, V4: errno.ENETUNREACH}, errno.ENETUNREACH),
+        ({V6: errno.EADDRNOTAVAIL}, errno.EADDRNOTAVAIL),
+    ],
+    ids=lambda each: (
+        " and ".join(f"{errno.errorcode[number]} at {address}" for address, number in each.items())
+        if isinstance(each, dict)
+        else f"tells {errno.errorcode[each]}"
+    ),
+)
+def test_of_several_addresses_the_error_tells_what_the_host_says_and_else_what_is_short_here(
+    monkeypatch: pytest.MonkeyPatch, failures: dict[str, int], told: int, turn: int
+) -> None:
+    """Whatever comes of an address of IPv6 where this host has no IPv6."""
+
+    def failing(address: tuple[str, int], *_: float) -> socket.socket:
+        number = failures[address[0]]
+        raise OSError(number, os.strerror(number))
+
+    named(monkeypatch, *list(failures)[::turn])
+    monkeypatch.setattr(calls, "create_connection", failing)
+    connection = ClientConnection(Dial("some.example:1", None, None, PATIENCE), lambda: True)
+    with closing(connection), pytest.raises(OSError) as caught:
+        connection.connect()
+    assert caught.value.errno == told
+
+
 def test_a_name_that_was_found_late_leaves_all_its_time_to_connecting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -497,6 +538,21 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         with pytest.raises(AuthenticationError, match=r"service\.tls\.\* cannot be used"):
             connection.connect()
         connection.close()
+
+
+def test_a_lack_of_descriptors_does_not_speak_against_the_files(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cannot be opened for a moment."""
+    tls = trusted(authority, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        opened = socket.create_connection(listening.getsockname())
+        monkeypatch.setattr(calls, "create_connection", lambda *_: opened)
+        connection = ClientConnection(Dial(address, None, tls, PATIENCE), lambda: True)
+        with closing(connection), no_descriptor_left(), pytest.raises(OSError) as caught:
+            connection.connect()
+    assert (caught.value.errno, isinstance(caught.value, AuthenticationError)) == (errno.EMFILE, False)
 
 
 def test_a_service_that_asks_for_the_clients_certificate(authority: trustme.CA, tmp_path: Path) -> None:

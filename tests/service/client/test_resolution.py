@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 from engine import eventually
+from serving import no_descriptor_left
 
 from sortshuffle.errors import ServiceUnavailableError
 from sortshuffle.service.client import resolution
@@ -139,3 +142,21 @@ def test_a_system_without_a_thread_for_it_is_asked_again_later(monkeypatch: pyte
             resolve("localhost", 20.0)
     assert not resolution._open
     assert resolve("localhost", 20.0)
+
+
+def test_a_resolver_that_lacks_descriptors_says_nothing_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says the same of a name that no host has. The next question is a new one."""
+    system = resolution._ask_system
+
+    def unknown(host: str, flags: int = 0) -> tuple[str, ...]:
+        if flags:
+            return system(host, flags)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(resolution, "_ask_system", unknown)
+    with no_descriptor_left(), pytest.raises(OSError) as caught:
+        resolve(NAME, 20.0)
+    assert caught.value.errno == errno.EMFILE
+    assert isinstance(caught.value.__cause__, socket.gaierror)
+    with pytest.raises(socket.gaierror, match="Temporary failure"):
+        resolve(NAME, 20.0)

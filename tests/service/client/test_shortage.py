@@ -6,9 +6,15 @@ import errno
 import os
 
 import pytest
+from serving import no_descriptor_left
 
-from sortshuffle.errors import ProtocolError, ServiceUnavailableError, StateError
-from sortshuffle.service.client.shortage import cannot_ask, is_own_shortage, shortage_behind
+from sortshuffle.errors import InsufficientBuffersError, ProtocolError, ServiceUnavailableError, StateError
+from sortshuffle.service.client.shortage import (
+    cannot_ask,
+    descriptor_shortage,
+    is_own_shortage,
+    shortage_behind,
+)
 
 HERE = "127.0.0.1:1"
 
@@ -44,6 +50,8 @@ def test_a_shortage_of_this_process_is_found_behind_the_errors_that_it_caused(er
         unavailable(ConnectionRefusedError(errno.ECONNREFUSED, "refused")),
         ProtocolError("odd"),
         StateError("closed"),
+        NotImplementedError("a codec"),
+        InsufficientBuffersError("too small a pool"),
     ],
     ids=repr,
 )
@@ -87,3 +95,11 @@ def test_the_error_names_the_service_what_is_short_and_the_remedy(
     for text in (*texts, HERE):
         assert text in str(error)
     assert not isinstance(error, ServiceUnavailableError)
+
+
+def test_a_lack_of_descriptors_is_found_where_no_error_tells_of_it() -> None:
+    assert descriptor_shortage() is None
+    with no_descriptor_left():
+        lack = descriptor_shortage()
+    assert lack is not None
+    assert lack.errno == errno.EMFILE
