@@ -35,6 +35,7 @@ from sortshuffle.format.index import Index
 from sortshuffle.homes.host import host_name
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
+from sortshuffle.service.client.shortage import is_own_shortage
 from sortshuffle.spark.control import LocalReach, SparkMapOutput
 from sortshuffle.spark.session.service import HostService
 from sortshuffle.storage.files.extents import Extent
@@ -192,7 +193,8 @@ class ClusterReach:
 def _is_lost(output: SparkMapOutput, error: BaseException) -> bool:
     """Return whether a task's error means that this output, or another of its home, cannot be read."""
     if isinstance(error, ServiceUnavailableError):
-        return error.address == output.service
+        # a service that this process lacks the means to ask may be sound
+        return error.address == output.service and not is_own_shortage(error)
     if not isinstance(error, DataLossError):
         return False
     lost = PartitionedFile.of(error.place.file)

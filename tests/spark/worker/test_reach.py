@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ShuffleService, serve
-from sortshuffle.spark.control import SparkMapOutput
+from sortshuffle.spark.control import Adopter, SparkMapOutput
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, Mode, ServiceSettings
 from sortshuffle.spark.worker.reach import ClusterReach, credit_within
 from sortshuffle.storage.files.extents import extents_of
@@ -164,3 +167,30 @@ def test_room_for_what_comes_ahead_is_taken_off_what_may_be_read() -> None:
     assert credit_within(on, 1 << 30) == 8 << 20
     assert credit_within(on, 8 << 20) == 1 << 20
     assert credit_within(HostService(Options(), "app", NO_SERVICE), 64 << 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_told"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)), True),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), False),
+    ],
+    ids=["gone", "no descriptor here"],
+)
+def test_an_adopter_runs_again_for_a_service_that_is_gone_and_not_for_one_that_cannot_be_asked(
+    reach: ClusterReach,
+    file: PartitionedFile,
+    monkeypatch: pytest.MonkeyPatch,
+    cause: OSError,
+    is_told: bool,
+) -> None:
+    told: list[SparkMapOutput] = []
+    monkeypatch.setattr(reach, "_tell", told.extend)
+    output = output_of(file, "elsewhere", "127.0.0.1:1")
+    adopted = replace(output, adopter=Adopter(ATTEMPT + 1, "127.0.0.1:2"))
+    channel_to(reach, adopted)
+    error = ServiceUnavailableError("no answer")
+    error.address = adopted.service
+    error.__cause__ = cause
+    reach.rerun_adopters(error)
+    assert told == ([adopted] if is_told else [])
