@@ -11,6 +11,7 @@ import socket
 import struct
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -424,3 +425,12 @@ def serving(
 
 def _clients_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("sortshuffle-client")]
+
+
+def frames(error: BaseException | None) -> list[str]:
+    """The functions whose variables are kept by an error, and by those that it came from."""
+    found = []
+    while error is not None:
+        found += [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+        error = error.__cause__ or error.__context__
+    return found

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from sortshuffle.errors import Place, UsageError
 from sortshuffle.format.checksum import BytesLike
@@ -47,6 +49,9 @@ MOST_INDEX_BYTES = 64 * MIB
 
 IndexOrRecords: TypeAlias = SmallOutput | Index
 """The records of a small map output, or the index of a larger one."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class KnownElsewhere:
@@ -213,6 +218,40 @@ class BlocksElsewhere(ABC):
             with closing(fetcher.items([channel for _, channel in channels])) as items:
                 for channel, piece in items:
                     yield places[id(channel)], piece
+
+
+def in_threads(
+    call: Callable[[Item], Result], items: Sequence[Item], threads: int, name: str
+) -> list[Result]:
+    """Return what ``call`` returns for each item, in their order. Calls it in up to ``threads`` threads of
+    this name. If the system does not give so many, those that it gives do all of it, or else the caller's
+    own."""
+    if not items:
+        return []
+    count = min(len(items), threads)
+    left = deque(enumerate(items))
+    results: dict[int, Result] = {}
+
+    def work() -> None:
+        while True:
+            try:
+                number, item = left.popleft()  # thread-safe
+            except IndexError:
+                return
+            results[number] = call(item)
+
+    with ThreadPoolExecutor(count, name) as pool:
+        workers: list[Future[None]] = []
+        try:
+            for _ in range(count):
+                workers.append(pool.submit(work))
+        except (RuntimeError, MemoryError):
+            pass  # there is no further thread
+        if not workers:
+            work()
+        for worker in workers:
+            worker.result()
+    return [results[number] for number in range(len(items))]
 
 
 def check_range(block: Block, subpartitions: int) -> None:

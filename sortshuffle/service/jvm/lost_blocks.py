@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeGuard, TypeVar
 
-from sortshuffle.errors import SortShuffleError
+from sortshuffle.errors import DataLossError, ServiceUnavailableError, SortShuffleError
 
 _log = logging.getLogger(__name__)
 
 PROBLEMS = (OSError, RuntimeError, SortShuffleError, MemoryError)
-"""What may happen to a look for map outputs that says nothing about them."""
-
+"""What may be raised by a look for a map output: its loss, or what says nothing about it (`is_no_loss`)."""
 
 MOST_REASONS = 8  # in the text of an error: a lost disk may have thousands
+
+Error = TypeVar("Error", bound=Exception)
 
 
 class LostBlocksError(Exception):
@@ -37,14 +39,29 @@ def _text_of(reasons: Sequence[str]) -> str:
 
 
 def joined(*errors: LostBlocksError) -> LostBlocksError:
-    """Return one error for all of these. Services that do not answer are named first: Spark must know of
-    them, and the text does not have all reasons."""
+    """Return one error for all of these. Services that do not answer are named first: the text, which a
+    person reads, does not have all reasons."""
     silent_first = sorted(errors, key=lambda error: error.is_reachable)
     return LostBlocksError(
         (block for error in errors for block in error.blocks),
         (reason for error in silent_first for reason in error.reasons),
         all(error.is_reachable for error in errors),
     )
+
+
+def is_no_loss(answer: object) -> TypeGuard[Exception]:
+    """Return whether the answer of a look for a map output is an error that says nothing about it."""
+    return isinstance(answer, Exception) and not isinstance(answer, DataLossError | ServiceUnavailableError)
+
+
+def without_frames(error: Error) -> Error:
+    """Return the error, without the tracebacks of itself and what it came from: their frames would keep files
+    open, and memory. For errors that are kept."""
+    each: BaseException | None = error
+    while each is not None and each.__traceback__ is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def warn_of(problem: BaseException, shuffle: int) -> None:

@@ -34,7 +34,14 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
-from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, joined, warn_of, with_all_lost
+from sortshuffle.service.jvm.lost_blocks import (
+    PROBLEMS,
+    LostBlocksError,
+    joined,
+    warn_of,
+    with_all_lost,
+    without_frames,
+)
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
@@ -57,8 +64,8 @@ class _Findings:
         """Note an error of the look for this block's map output."""
         if isinstance(error, DataLossError):
             self.lost[number] = str(error)
-        else:  # without its traceback, which would keep the files of the look open
-            self.problems.append(error.with_traceback(None))
+        else:  # its frames have the files of the look
+            self.problems.append(without_frames(error))
 
 
 class BlockReader:

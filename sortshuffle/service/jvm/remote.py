@@ -12,13 +12,15 @@ What is lost when a service fails
   the service fails at many (`MOST_REFUSED`), all its blocks are unreachable.
 * This host's engine has no descriptors, memory, ports or threads to ask it for the length of a time-out:
   nothing is lost, because the service may be sound. The task fails with an error that names the shortage and
-  the remedy, and no further service is asked.
+  the remedy, and no further service is asked. Only a thread that is missing in the middle of records is not
+  waited for.
 * A service that breaks the protocol, or does not know the secret, loses nothing either: the task fails, and
   that service is not asked again.
 * The service is gone, but is not needed: nothing is lost. Records that are kept are found by file id,
   wherever the map output is now.
 
-An error that is no loss is raised only if nothing is lost: Spark must hear of the losses at other hosts.
+`locate` and `check_known` raise an error that is no loss only if nothing is lost: Spark must hear of the
+losses at other hosts. `pieces` raises it at once.
 
 A removed shuffle is forgotten. Data that is kept just after the removal stays until its room is needed.
 
@@ -28,11 +30,12 @@ Owns its connections. The threads that `locate` starts end with it.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -49,18 +52,28 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
+from sortshuffle.service.client.backoff import Backoff
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
-from sortshuffle.service.client.shortage import cannot_ask, shortage_behind
+from sortshuffle.service.client.shortage import cannot_ask, is_raised_at_once, shortage_behind
 from sortshuffle.service.jvm.elsewhere import (
     THREADS,
     BlocksElsewhere,
     FoundBlock,
     IndexOrRecords,
     KnownElsewhere,
+    in_threads,
 )
-from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, joined, warn_of, with_all_lost
+from sortshuffle.service.jvm.lost_blocks import (
+    PROBLEMS,
+    LostBlocksError,
+    is_no_loss,
+    joined,
+    warn_of,
+    with_all_lost,
+    without_frames,
+)
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -71,6 +84,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import SubpartitionRange
 from sortshuffle.storage.files.reader import verified_index
 
+THREAD_NAME = "sortshuffle-read-elsewhere"
 # Bytes of other hosts' small map outputs. Counted apart from this host's, so neither displaces the other
 MOST_SMALL_BYTES = 32 * MIB
 MOST_ASKED = 16  # services asked at a time, so that the time-outs of those that are gone overlap
@@ -140,7 +154,7 @@ class RemoteBlocks(BlocksElsewhere):
     def _raise_for(self, answers: Mapping[int, Answer]) -> None:
         """Raise `LostBlocksError` if some of these are losses, or services that do not answer. If there are
         none, raise the first of the other errors."""
-        lost = {number: str(answer) for number, answer in answers.items() if _is_about_one(answer)}
+        lost = {number: str(answer) for number, answer in answers.items() if _is_lost_alone(answer)}
         unreachable = {
             self._service(block): str(answers[number])
             for number, block in self._blocks
@@ -149,7 +163,7 @@ class RemoteBlocks(BlocksElsewhere):
         losses = [LostBlocksError(lost, lost.values())] if lost else []
         if unreachable:
             losses.append(self._unreachable(unreachable))
-        errors = [each for each in answers.values() if _is_about_none(each)]
+        errors = [each for each in answers.values() if is_no_loss(each)]
         if losses:
             if errors:
                 warn_of(errors[0], self._request.shuffle)
@@ -172,9 +186,8 @@ class RemoteBlocks(BlocksElsewhere):
             failures = _Failures()
             services = {block.service for _, block in unknown}
             most = max(THREADS, min(len(services), MOST_ASKED))
-            with ThreadPoolExecutor(min(len(unknown), most), "sortshuffle-read-elsewhere") as threads:
-                asked = threads.map(lambda each: self._ask(each[1], failures), unknown)
-                answers.update(zip([number for number, _ in unknown], asked, strict=True))
+            asked = in_threads(lambda each: self._ask(each[1], failures), unknown, most, THREAD_NAME)
+            answers.update(zip([number for number, _ in unknown], asked, strict=True))
         return answers
 
     def _alternate_services(self, blocks: list[tuple[int, Block]]) -> list[tuple[int, Block]]:
@@ -191,25 +204,24 @@ class RemoteBlocks(BlocksElsewhere):
         service = self._service(block)
         if (known := failures.get(service, block.file_id)) is not None:
             return known
-        key, settings = service.encode() + block.file_id, self._settings
         try:
-            return settings.under_way.do(
-                key, lambda: settings.known.get(block.file_id) or self._read(service, block)
-            )
+            return self._read_once(service, block)
         except DataLossError as error:
-            return error
-        except ServiceUnavailableError as error:
-            shortage = shortage_behind(error)
-            if shortage is not None:
-                return failures.add_shortage(cannot_ask(service, shortage))
-            return failures.add(service, block.file_id, error)
-        except ProtocolError as error:
-            what = f"the shuffle service at {service} breaks the protocol: {error}"
-            return failures.add_of_service(service, ProtocolError(what))
-        except AuthenticationError as error:
-            return failures.add_of_service(service, error)
+            return without_frames(error)
         except PROBLEMS as error:
-            return error
+            return failures.note(service, block.file_id, without_frames(error))
+
+    def _read_once(self, service: str, block: Block) -> IndexOrRecords:
+        """Read a map output on behalf of all requests that want it at this time."""
+        key, settings = service.encode() + block.file_id, self._settings
+        backoff = Backoff(settings.clients.timeout)
+        while True:
+            try:
+                return settings.under_way.do(
+                    key, lambda: settings.known.get(block.file_id) or self._read(service, block)
+                )
+            except (RuntimeError, MemoryError) as error:
+                _wait_for_room(error, backoff)
 
     def forget(self) -> None:
         self._settings.known.forget_indexes(block.file_id for _, block in self._blocks)
@@ -219,10 +231,12 @@ class RemoteBlocks(BlocksElsewhere):
             yield from self._pieces()
         except DataLossError as error:
             raise self._lost(error.place, str(error)) from error
-        except ServiceUnavailableError as error:
+        except PROBLEMS as error:
             shortage = shortage_behind(error)
             if shortage is not None:
-                raise cannot_ask(error.address, shortage) from error
+                raise cannot_ask(self._service_behind(error), shortage) from error
+            if not isinstance(error, ServiceUnavailableError):
+                raise
             if error.refused is not None:
                 raise self._lost(error.refused, str(error)) from error
             raise self._unreachable({error.address: str(error)}) from error
@@ -230,6 +244,32 @@ class RemoteBlocks(BlocksElsewhere):
     def close(self) -> None:
         super().close()
         self._clients.close()
+
+    def _fetch_records(self) -> Generator[tuple[int, BytesLike], None, None]:
+        """Fetch records as others do. Begin again if this process has no thread or memory, and nothing has
+        come yet."""
+        backoff = Backoff(self._settings.clients.timeout)
+        has_come = False
+        while True:
+            try:
+                with closing(super()._fetch_records()) as fetched:
+                    for piece in fetched:
+                        has_come = True
+                        yield piece
+                return
+            except (RuntimeError, MemoryError) as error:
+                if has_come:
+                    raise
+                _wait_for_room(error, backoff)
+
+    def _service_behind(self, error: BaseException) -> str:
+        """Return the service that an error of fetching concerns: the one that it names, or else that of the
+        block whose records are wanted."""
+        if isinstance(error, ServiceUnavailableError):
+            return error.address
+        left = self._found[max(0, self.blocks_begun - 1) :]
+        wanted = next((each for each in left if isinstance(each.known, Index)), left[0])
+        return self._service(wanted.block)
 
     def _lost(self, place: Place, why: str) -> LostBlocksError:
         """Return an error with the blocks of this place's map output, and all that services report lost."""
@@ -309,36 +349,51 @@ class _Failures:
         of_service = self._services.get(service) or self._refused.get(service, {}).get(file_id)
         return of_service or self._shortage
 
-    def add(self, service: str, file_id: bytes, error: ServiceUnavailableError) -> Exception:
-        """Record that a service does not answer, or refuses a map output. Return the error that stands for
+    def note(self, service: str, file_id: bytes, error: Exception) -> Exception:
+        """Record an error of the look for a map output, other than its loss. Return the error that stands for
         this map output from now on."""
+        shortage = shortage_behind(error)
+        if shortage is not None:
+            self._shortage = lacking = cannot_ask(service, shortage)
+            return lacking
+        if isinstance(error, ServiceUnavailableError):
+            return self._add_unavailable(service, file_id, error)
+        if isinstance(error, ProtocolError):
+            what = f"the shuffle service at {service} breaks the protocol: {error}"
+            return self._add_of_service(service, ProtocolError(what))
+        if isinstance(error, AuthenticationError):
+            return self._add_of_service(service, error)
+        return error
+
+    def _add_unavailable(self, service: str, file_id: bytes, error: ServiceUnavailableError) -> Exception:
+        """Record that a service does not answer, or refuses a map output."""
         if error.refused is None:
-            return self.add_of_service(service, error)
+            return self._add_of_service(service, error)
         refused = self._refused.setdefault(service, {})
         refused[file_id] = error
         if len(refused) < MOST_REFUSED:
             return error
         whole = ServiceUnavailableError(f"it refuses {len(refused)} map outputs, the last time so: {error}")
-        return self.add_of_service(service, whole)
+        return self._add_of_service(service, whole)
 
-    def add_of_service(self, service: str, error: Exception) -> Exception:
+    def _add_of_service(self, service: str, error: Exception) -> Exception:
         """Record an error of a service as a whole. Return the first one of that service."""
         return self._services.setdefault(service, error)
 
-    def add_shortage(self, error: OSError) -> OSError:
-        self._shortage = error
-        return error
+
+def _wait_for_room(error: Exception, backoff: Backoff) -> None:
+    """Wait for a thread or memory: ``error`` is a lack of these, which no client has waited for. If it is
+    another error, or a time-out is over, raise it."""
+    delay = backoff.failed() if is_raised_at_once(error) else None
+    if delay is None:
+        raise error
+    time.sleep(delay)
 
 
-def _is_about_one(answer: Answer) -> bool:
+def _is_lost_alone(answer: Answer) -> bool:
+    """Return whether the answer says that this map output cannot be had, and nothing of others."""
     is_refused = isinstance(answer, ServiceUnavailableError) and answer.refused is not None
     return is_refused or isinstance(answer, DataLossError)
-
-
-def _is_about_none(answer: Answer) -> TypeGuard[Exception]:
-    """Return whether this is an error that says nothing about map outputs."""
-    is_error = isinstance(answer, Exception)
-    return is_error and not isinstance(answer, DataLossError | ServiceUnavailableError)
 
 
 class _WholeReader(ExtentReader):

@@ -9,12 +9,12 @@ them, nor whether it is alive.
 Rules
 * A map output whose object is gone or damaged is lost. If the store itself fails after all retries, nothing
   is lost, because the data may well be there: the task fails, but no producer runs again.
-* Such an error is raised only if nothing is lost: Spark must hear of the losses of other map outputs.
+* `locate` raises such an error only if nothing is lost: Spark must hear of the losses of other map outputs.
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
 * When one map output is lost, the shuffle is listed once. So all objects that are gone or cut short are
   reported together, and Spark runs their tasks again in one attempt of the stage.
-* A list may be old, above all that of a mounted directory. So it only tells where to look: a map output is
-  lost if its own object cannot be read.
+* A list may be old, above all that of a mounted directory. So it only tells where to look: what it
+  does not show is lost only if the object itself is gone or cut short.
 * An object that was missing at first, but is in that list, is looked for once more: a mount that is away for
   a moment loses nothing.
 * Bytes come in the order of the request, whatever is known already: if an answer breaks off, the reader takes
@@ -25,9 +25,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import numpy as np
 
@@ -43,8 +42,15 @@ from sortshuffle.service.jvm.elsewhere import (
     IndexOrRecords,
     KnownElsewhere,
     base_name,
+    in_threads,
 )
-from sortshuffle.service.jvm.lost_blocks import PROBLEMS, LostBlocksError, warn_of
+from sortshuffle.service.jvm.lost_blocks import (
+    PROBLEMS,
+    LostBlocksError,
+    is_no_loss,
+    warn_of,
+    without_frames,
+)
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -54,6 +60,8 @@ from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX
 from sortshuffle.storage.files.urls import retry
 from sortshuffle.storage.stored.stored_cleaning import sizes_of_exchange
 from sortshuffle.storage.stored.stored_reader import read_stored_index
+
+THREAD_NAME = "sortshuffle-read-stored"
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +111,7 @@ class StoredBlocks(BlocksElsewhere):
             for number, block in self._blocks
             if not isinstance(found := known[number], Exception)
         ]
-        errors = [each for each in known.values() if _is_about_none(each)]
+        errors = [each for each in known.values() if is_no_loss(each)]
         if losses:
             if errors:
                 warn_of(errors[0], self._shuffle)
@@ -129,19 +137,18 @@ class StoredBlocks(BlocksElsewhere):
         ids = [block.file_id for _, block in blocks]
         found: dict[bytes, Found] = {**self._settings.known.get_all(ids)}
         unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
-        if unknown:
-            with ThreadPoolExecutor(min(len(unknown), CONCURRENT_FETCHES)) as threads:
-                found.update(zip(unknown, threads.map(self._read_once, unknown.values()), strict=True))
+        read = in_threads(self._read_once, list(unknown.values()), CONCURRENT_FETCHES, THREAD_NAME)
+        found.update(zip(unknown, read, strict=True))
         return {number: found[block.file_id] for number, block in blocks}
 
     def _read_once(self, block: Block) -> Found:
         """Read a map output on behalf of all requests that want it at this time. Return the error if that
-        fails."""
+        fails: all these requests have the same object."""
         file_id, settings = block.file_id, self._settings
         try:
             return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
         except PROBLEMS as error:
-            return error
+            return without_frames(error)
 
     def _read(self, block: Block) -> IndexOrRecords:
         file = self._file(block)
@@ -184,18 +191,16 @@ class StoredBlocks(BlocksElsewhere):
             for each in self._found
             if sizes is not None and sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
         }
-        if not suspects:
-            return {}
-        with ThreadPoolExecutor(min(len(suspects), CONCURRENT_FETCHES)) as threads:
-            errors = dict(zip(suspects, threads.map(self._error_of_data, suspects.values()), strict=True))
+        found = in_threads(self._error_of_data, list(suspects.values()), CONCURRENT_FETCHES, THREAD_NAME)
+        errors = dict(zip(suspects, found, strict=True))
         losses = {file_id: error for file_id, error in errors.items() if isinstance(error, DataLossError)}
         if losses:
             expect_stored_home(self._settings.home)  # without it, each file would seem to be gone
-        problem = next((each for each in errors.values() if each and each not in losses.values()), None)
+        problem = next(filter(is_no_loss, errors.values()), None)
         if problem is not None:
             warn_of(problem, self._shuffle)
-        found = ((each.number, each.block.file_id) for each in self._found)
-        return {number: losses[file_id] for number, file_id in found if file_id in losses}
+        numbered = ((each.number, each.block.file_id) for each in self._found)
+        return {number: losses[file_id] for number, file_id in numbered if file_id in losses}
 
     def _error_of_data(self, found: FoundBlock) -> Exception | None:
         """Look at the block's data object. Return the error, None if the object is sound."""
@@ -205,7 +210,7 @@ class StoredBlocks(BlocksElsewhere):
             # without the key: nothing is decrypted
             StoredInputChannel(file, block.file_id, block.map_index, writer, ()).expect_data(found.data_bytes)
         except PROBLEMS as error:
-            return error
+            return without_frames(error)
         return None
 
     def _channels(self, found: FoundBlock) -> Iterator[StoredInputChannel]:
@@ -224,11 +229,6 @@ class StoredBlocks(BlocksElsewhere):
 
 def _losses(known: Mapping[int, Found]) -> dict[int, DataLossError]:
     return {number: each for number, each in known.items() if isinstance(each, DataLossError)}
-
-
-def _is_about_none(found: Found) -> TypeGuard[Exception]:
-    """Return whether this is an error that says nothing about a map output."""
-    return isinstance(found, Exception) and not isinstance(found, DataLossError)
 
 
 def _may_be_back(

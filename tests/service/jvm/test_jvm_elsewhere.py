@@ -1,12 +1,15 @@
-"""What an engine keeps of map outputs elsewhere: how much, and for how long."""
+"""What an engine keeps of map outputs elsewhere: how much, and for how long; and how it looks for many."""
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
+import pytest
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import ENTRY, Index, Writer
-from sortshuffle.service.jvm.elsewhere import KnownElsewhere
+from sortshuffle.service.jvm.elsewhere import KnownElsewhere, in_threads
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.small_outputs import SmallOutput
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -32,3 +35,40 @@ def test_what_is_known_of_a_removed_shuffle_is_forgotten() -> None:
 
 def file_of(shuffle: int) -> PartitionedFile:
     return PartitionedFile.named("directory", shuffle, 0, 0)
+
+
+def start_only(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The system has only so many threads for this process."""
+    start, left = threading.Thread.start, iter(range(count))
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 50])
+def test_what_is_called_in_threads_returns_in_the_order_of_the_items(threads: int) -> None:
+    assert in_threads(str, range(20), threads, "looking") == [str(number) for number in range(20)]
+    assert in_threads(str, [], threads, "looking") == []
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_where_there_are_too_few_threads_those_that_there_are_do_all(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def look(number: int) -> tuple[int, str]:
+        return number, threading.current_thread().name
+
+    with monkeypatch.context() as patch:
+        start_only(patch, count)
+        found = in_threads(look, range(20), 4, "looking")
+    assert [number for number, _ in found] == list(range(20))
+    assert {name for _, name in found} == {"looking_0" if count else threading.current_thread().name}
+
+
+def test_what_a_call_in_a_thread_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        in_threads(lambda number: 1 // number, [1, 0, 1], 2, "looking")

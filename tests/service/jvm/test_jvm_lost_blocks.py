@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import pytest
+from jvm_client import frames
 
-from sortshuffle.service.jvm.lost_blocks import MOST_REASONS, LostBlocksError, joined, with_all_lost
+from sortshuffle.errors import MissingDataError, Place, ProtocolError, ServiceUnavailableError
+from sortshuffle.service.jvm.lost_blocks import (
+    MOST_REASONS,
+    LostBlocksError,
+    is_no_loss,
+    joined,
+    with_all_lost,
+    without_frames,
+)
 
 LOCAL = LostBlocksError([4, 2], ["a file is gone"])
 SILENT = LostBlocksError([1, 2], ["a service does not answer"], is_reachable=False)
@@ -47,3 +57,35 @@ def test_another_look_that_finds_nothing_or_fails_leaves_what_is_known(
         error = with_all_lost(LOCAL, fail, shuffle=3)
     assert (error.blocks, error.reasons, error.is_reachable) == ((2, 4), ("a file is gone",), True)
     assert "what else is lost of shuffle 3 cannot be told: the disk is away" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "says_nothing"),
+    [
+        (OSError(errno.EMFILE, "too many"), True),
+        (MemoryError(), True),
+        (ProtocolError("odd"), True),
+        (MissingDataError(Place("file"), "gone"), False),
+        (ServiceUnavailableError("no answer"), False),
+        (b"records", False),
+        (None, False),
+    ],
+    ids=repr,
+)
+def test_an_error_that_says_nothing_of_a_map_output_is_no_loss(answer: object, says_nothing: bool) -> None:
+    assert is_no_loss(answer) is says_nothing
+
+
+def test_an_error_that_is_kept_holds_no_frames_nor_do_those_that_it_came_from() -> None:
+    def fail() -> None:
+        try:
+            raise ValueError("the bytes differ")
+        except ValueError:
+            raise MissingDataError(Place("file"), "gone") from None
+
+    with pytest.raises(MissingDataError) as caught:
+        fail()
+    assert frames(caught.value)[-2:] == ["fail", "fail"]
+    assert without_frames(caught.value) is caught.value
+    assert frames(caught.value) == []
+    assert str(caught.value.__context__) == "the bytes differ"

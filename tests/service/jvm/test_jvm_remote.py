@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -33,6 +34,7 @@ from jvm_client import (
     Output,
     Record,
     Serving,
+    frames,
     serving,
     some,
     write_output,
@@ -40,6 +42,7 @@ from jvm_client import (
 from scripted_server import HonestService, Peer, ScriptedServer, refused_address, silent
 
 from sortshuffle import calls
+from sortshuffle.errors import MissingDataError
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
@@ -639,11 +642,12 @@ def test_a_service_that_refuses_many_is_unreachable(tmp_path: Path) -> None:
         assert len({each.output.map_index for each in service.requests}) < MOST_REFUSED + 2 * THREADS
 
 
-def test_one_that_breaks_the_protocol_is_an_error_in_words(tmp_path: Path) -> None:
-    with ScriptedServer(babbling, secret=SECRET) as server, impatient(tmp_path) as client:
+def test_one_that_breaks_the_protocol_loses_nothing_and_is_an_error_in_words(here: Serving) -> None:
+    client = here.connect()
+    with ScriptedServer(babbling, secret=SECRET) as server:
         answer = client.read([Block(1, 1, 0, 1, bytes(16))], [server.address])
-        assert answer.status in (FAILED, UNREACHABLE)
-        assert server.address in answer.text
+        assert (answer.status, answer.lost) == (FAILED, ())
+        assert f"the shuffle service at {server.address} breaks the protocol" in answer.text
         assert client.write([[(0, b"x")]]).sizes == (64, 0, 0, 0), "the connection goes on"
 
 
@@ -713,6 +717,91 @@ def test_a_shortage_is_waited_for_once_however_many_map_outputs_are_asked_for(
         answer = client.read(blocks, services)
     assert (answer.status, answer.lost) == (FAILED, ())
     assert len(set(asked)) <= 2 * MOST_ASKED
+
+
+@contextmanager
+def no_thread(monkeypatch: pytest.MonkeyPatch, name: str, times: int = sys.maxsize) -> Iterator[list[str]]:
+    """The system does not start threads whose names begin so, this many times. Yields the names of those."""
+    start, left, refused = threading.Thread.start, iter(range(times)), list[str]()
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name.startswith(name) and next(left, None) is not None:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_others)
+        yield refused
+
+
+OF_CONNECTIONS, OF_LOOKS_AND_FETCHES = "sortshuffle-client", "sortshuffle-read"
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("name", [OF_CONNECTIONS, OF_LOOKS_AND_FETCHES])
+def test_an_engine_without_threads_loses_nothing_of_a_sound_host(
+    tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch, name: str, is_known: bool
+) -> None:
+    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(2)]
+    blocks = [each.block(0, 4) for each in outputs]
+    with impatient(tmp_path) as client:
+        if is_known:
+            assert client.read(blocks, [there.address]).status == DONE
+        with no_thread(monkeypatch, name):
+            answer = client.read(blocks, [there.address])
+        assert (answer.status, answer.lost) == (FAILED, ())
+        for text in (there.address, "can't start new thread", "ulimit -u"):
+            assert text in answer.text
+        assert client.read(blocks, [there.address]).data == b"".join(each.expected(0, 4) for each in outputs)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("name", [OF_CONNECTIONS, OF_LOOKS_AND_FETCHES])
+def test_an_engine_that_has_no_thread_for_a_moment_waits_for_one(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch, name: str, is_known: bool
+) -> None:
+    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(2)]
+    blocks, client = [each.block(0, 4) for each in outputs], here.connect()
+    if is_known:
+        assert client.read(blocks, [there.address]).status == DONE
+    with no_thread(monkeypatch, name, times=2) as refused:
+        answer = client.read(blocks, [there.address])
+    assert (answer.status, len(refused)) == (DONE, 2)
+    assert answer.data == b"".join(each.expected(0, 4) for each in outputs)
+
+
+def test_a_lack_of_threads_is_waited_for_once_however_many_services_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = [f"127.0.0.1:{port}" for port in range(100, 100 + 5 * MOST_ASKED)]
+    with impatient(tmp_path) as client, no_thread(monkeypatch, OF_CONNECTIONS) as refused:
+        blocks = [Block(at, at, 0, 1, bytes(16), at) for at in range(len(services))]
+        answer = client.read(blocks, services)
+    assert (answer.status, answer.lost) == (FAILED, ())
+    assert len(set(refused)) <= 2 * MOST_ASKED
+
+
+def test_all_that_are_lost_are_named_by_an_engine_that_has_no_thread_to_look(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = [there.write(at, some(at, 100)) for at in range(4)]
+    for at in (1, 3):
+        os.unlink(there.file(outputs[at]).data_path)
+    with no_thread(monkeypatch, OF_LOOKS_AND_FETCHES):
+        answer = here.connect().read([each.block(0, 4) for each in outputs], [there.address])
+    assert (answer.status, answer.lost) == (LOST, (1, 3))
+
+
+def test_the_answers_of_a_look_hold_no_frames(here: Serving, there: Host) -> None:
+    """One error may be the answer for several requests, which keep it."""
+    lost = there.write(1, some(1, 100))
+    os.unlink(there.file(lost).data_path)
+    request = protocol.ReadRequest(SHUFFLE, (there.address,), (lost.block(0, 4).received(),))
+    with closing(here.engine._remote.blocks(request, list(enumerate(request.blocks)))) as blocks:
+        answer = blocks._answers(blocks._blocks)[0]
+    assert isinstance(answer, MissingDataError)
+    assert frames(answer) == []
 
 
 def babbling(peer: Peer) -> None:

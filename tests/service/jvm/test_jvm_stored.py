@@ -12,10 +12,22 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from jvm_client import APPLICATION, DONE, LOST, SHUFFLE, TOKEN, JvmClient, Output, serving, write_output
+from jvm_client import (
+    APPLICATION,
+    DONE,
+    LOST,
+    SHUFFLE,
+    TOKEN,
+    JvmClient,
+    Output,
+    frames,
+    serving,
+    write_output,
+)
 from map_outputs import write_map
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
+from sortshuffle.errors import DataLossError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.options import KIB, MIB
 from sortshuffle.reading.stored_channel import StoredInputChannel
@@ -389,6 +401,18 @@ def test_where_the_home_goes_after_it_was_listed_nothing_is_lost(
     monkeypatch.setattr(StoredInputChannel, "expect_data", go_away)
     with pytest.raises(OSError, match="the driver has made this directory"):
         asked_blocks(mounted, outputs).locate()
+
+
+@pytest.mark.parametrize("lose", [data_gone, index_gone, index_flipped, flipped])
+def test_the_answers_of_a_look_hold_no_frames(
+    store: Store, outputs: list[Output], lose: Callable[[Store, PartitionedFile], None]
+) -> None:
+    """One error may be the answer for several requests, which keep it."""
+    lose(store, outputs[0].file(home(store)))
+    blocks = asked_blocks(store, outputs)
+    answer = blocks._look_up(blocks._blocks)[0]
+    assert isinstance(answer, DataLossError)
+    assert frames(answer) == []
 
 
 def test_a_look_finds_what_is_lost_of_known_map_outputs(store: Store, outputs: list[Output]) -> None:
