@@ -5,10 +5,10 @@ Rules
 * The shared homes of the application (`homes.shared_home`) are removed with the rendezvous. So an executor
   that registered one is remembered after its end. The rendezvous stays while its application may live.
 * An executor that has ended is also remembered while Spark's external shuffle service serves its shuffle
-  files and its homes exist: other hosts still read its map outputs. Its application is waited for as long,
-  but not after the application's directories are gone.
-* Only a running executor is live. The supervisor waits for anything else no longer than its bound: Spark may
-  leave its own files behind for ever.
+  files and its homes exist: other hosts still read its map outputs. It counts as live for as long, because a
+  job may read them however late it comes: a notebook may be left overnight without an executor. It counts as
+  over once the application's directories are gone. Spark (the standalone Worker, YARN's NodeManager) removes
+  them when the application ends, and nothing else bounds that time.
 * The home at a URL is removed with the driver's rendezvous. So the driver is remembered, and other executors
   are not: their service may end with them.
 * An application whose driver was here and has ended is over: only a driver can get new executors. The driver
@@ -35,7 +35,7 @@ class Life(IntEnum):
     """What is known of an application on this host. Of several executors the largest counts.
 
     ``OVER``: it has no executor here, and its service need not wait for another. ``WAITING``: it has none,
-    but may get one again, or other hosts may read what an ended one has left. ``LIVE``: it has one.
+    and may get one again. ``LIVE``: it has one, or other hosts may read what an ended one has left to Spark.
     """
 
     OVER = 0
@@ -69,7 +69,8 @@ class Registration:
             roots = tuple(map(str, fields["roots"]))  # type: ignore[index]
             shared_roots = tuple(map(str, fields["shared_roots"]))  # type: ignore[index]
             token, url, is_driver = (fields[name] for name in ("token", "url", "is_driver"))  # type: ignore[index]
-            driver = (int(fields[name]) for name in ("driver_pid", "driver_started"))  # type: ignore[index]
+            # a registration of an earlier release has none
+            driver = (int(fields.get(name, 0)) for name in ("driver_pid", "driver_started"))  # type: ignore[attr-defined]
             others = (str(token), str(url), bool(is_driver))
             return Registration(Owner(**owner), roots, shared_roots, *others, *driver)
         except (KeyError, TypeError, ValueError):
@@ -156,8 +157,9 @@ class Registration:
             return Life.LIVE
         if owner.application_has_ended():
             return Life.OVER
-        is_outlived = bool(self.shared_roots) and owner.outlived
-        return Life.WAITING if is_outlived or self.is_read_after_end() else Life.OVER
+        if self.is_read_after_end():
+            return Life.LIVE
+        return Life.WAITING if self.shared_roots and owner.outlived else Life.OVER
 
 
 def life_of(registrations: Sequence[Registration]) -> Life:

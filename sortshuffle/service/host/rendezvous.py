@@ -17,7 +17,7 @@ however often the service dies, and early clients wait in the backlog. The task 
 
 Rules
 * A process that reads and then changes these files holds the lock: concurrent producers find one supervisor.
-* The service is ended under the lock, too, and only if no executor is live (`service.host.registration`).
+* The service is ended under the lock, too, and not while the application is live here (`Life`).
   service.json goes before the socket: if the rest cannot be removed, the supervisor ends nevertheless, and
   the next task starts another.
 * A supervisor that has died is replaced by the next task that looks, on the same port if that is free. A
@@ -91,6 +91,8 @@ class Supervised:
 _found: dict[str, Supervised] = {}  # by directory: the services that this process has found
 _registered: set[tuple[str, Registration]] = set()
 _started: list[subprocess.Popen[bytes]] = []  # started here; else Python warns of processes still running
+# homes at a URL for which a process was started that removes them; it tries for minutes, so one is enough
+_removing: set[str] = set()
 
 
 def status_pages() -> list[str]:
@@ -142,12 +144,16 @@ def registrations(directory: str) -> list[Registration]:
 
 def forget_ended(directory: str) -> Life:
     """Drop registrations that are no longer needed. Returns what all of them said of the application. Takes
-    the lock only if there is one to drop. Raises OSError, `UsageError`."""
+    the lock only if there is one to drop, and does not wait for it: if another process has the lock, the next
+    call drops them. Raises OSError, `UsageError`."""
     found = registrations(directory)
     if all(each.is_needed() for each in found):
         return life_of(found)
-    with directory_lock(directory):
-        return _forget_ended(directory)
+    try:
+        with directory_lock(directory, patience=0.0):
+            return _forget_ended(directory)
+    except TimeoutError:  # another process has it
+        return life_of(found)
 
 
 def _forget_ended(directory: str) -> Life:
@@ -167,7 +173,7 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
     with directory_lock(directory):
         if _forget_ended(directory) > most:
             return False
-        _remove_shared_homes(directory)
+        _remove_shared_homes(directory)  # first: without service.json, this supervisor does not try again
         _remove(os.path.join(directory, SERVICE_FILE))  # from here on nobody finds this supervisor
         _remove(socket_path(directory))
         _remove_if_empty(os.path.dirname(socket_path(directory)))
@@ -182,8 +188,9 @@ def _remove_shared_homes(directory: str) -> None:
     found = registrations(directory)
     if any(each.keeps_shared_homes for each in found):
         return
-    for home in {each.stored_home for each in found if each.is_driver and each.url}:
+    for home in {each.stored_home for each in found if each.is_driver and each.url} - _removing:
         _started.append(begin_to_remove_stored_home(home, directory + LEFT_SUFFIX))
+        _removing.add(home)
     for home in {home for each in found for home in each.shared_homes}:
         try:
             remove_shared_home(home)

@@ -69,9 +69,11 @@ def _digest(text: str, size: int) -> str:
 
 
 @contextmanager
-def directory_lock(directory: str) -> Iterator[None]:
-    """Hold the lock of a rendezvous, which is made if it does not exist. Raises OSError, `UsageError`."""
-    until = time.monotonic() + LOCK_PATIENCE
+def directory_lock(directory: str, patience: float | None = None) -> Iterator[None]:
+    """Hold the lock of a rendezvous, which is made if it does not exist. ``patience``: seconds to wait for
+    other processes, `LOCK_PATIENCE` by default. Raises TimeoutError if they hold it for longer, other
+    OSErrors, `UsageError`."""
+    until = time.monotonic() + (LOCK_PATIENCE if patience is None else patience)
     path = os.path.join(directory, LOCK_FILE)
     while True:
         try:

@@ -8,13 +8,16 @@ that dies. It accepts no connections itself: clients connect and wait until a se
 
     new --its starter was killed before it wrote service.json--> ended
     keeping up --the application is over for `QUIET` seconds--> dissolved --> ended
-    keeping up --no executor here for `LINGER` seconds, though the application may live--> dissolved --> ended
+    keeping up --without life for `LINGER` seconds, though it may get executors again--> dissolved --> ended
     any --SIGTERM, or the rendezvous is gone, or names another supervisor or none--> ended
 
 Rules
 * A service that dies is started again: at once if it ran for `STEADY`, else after a delay that doubles.
 * The supervisor ends with the application, however that ends. It checks the executors' processes every
   second, even while it waits to restart the service.
+* An application is live while it has an executor here, and while Spark serves here what an ended one has left
+  (`Life`). `LINGER` does not bound the second: a job may read there at any time. What bounds it is that Spark
+  removes its directories when the application ends.
 * The service ends with the supervisor, even if that is killed: the pipe, which only they have, ends then.
 
 Standard library only, about 15 MB: a service takes more and may be killed for it, a supervisor should not.
@@ -32,14 +35,16 @@ from dataclasses import dataclass
 from types import FrameType
 
 from sortshuffle import calls
+from sortshuffle.errors import UsageError
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.registration import Life
 
 TICK = 1.0  # seconds between checks of the executors; the death of the service is noticed at once
-# seconds without a live executor until the service ends. Spark replaces a lost executor sooner. And all is
-# removed well within 30 s of the application's end
+# seconds without life until the service of an application that is over ends. Spark replaces a lost executor
+# sooner. And all is removed well within 30 s of the application's end
 QUIET = 5.0
-# seconds; an application may lose all its executors and get new ones. After this time it counts as over
+# seconds without life; an application may lose all its executors and get new ones. After this time it counts
+# as over
 LINGER = 12 * 3600.0
 STEADY = 10.0  # seconds; a service that runs this long has started well
 FIRST_DELAY, LAST_DELAY = 0.1, 10.0  # seconds before a service that did not start well is started again
@@ -167,17 +172,18 @@ def _is_recorded(directory: str) -> bool:
 
 
 def _life(directory: str) -> Life:
+    """Return what is known of the application. If that cannot be told, it counts as live: a job may run."""
     try:
         return rendezvous.forget_ended(directory)
-    except OSError as error:
-        log(f"the registrations cannot be read: {error}")
+    except (OSError, UsageError) as error:
+        log(f"the registrations cannot be read or dropped: {error}")
         return Life.LIVE
 
 
 def _is_dissolved(directory: str, life: Life) -> bool:
     try:
         return rendezvous.dissolve(directory, life)
-    except OSError as error:
+    except (OSError, UsageError) as error:
         log(f"the rendezvous cannot be removed: {error}")
         return False
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +302,14 @@ def test_registrations_that_cannot_be_read_are_passed_over(place: str, text: str
     assert rendezvous.registrations(place) == []
 
 
+def test_a_registration_of_an_earlier_release_names_no_process_of_the_driver() -> None:
+    """It is there when the package is replaced under an application that runs."""
+    now = executor(os.getpid(), "/a")
+    fields = json.loads(json.dumps(asdict(now)))
+    del fields["driver_pid"], fields["driver_started"]
+    assert Registration.unpack(fields) == now
+
+
 def test_the_configuration_arrives_as_it_was() -> None:
     config = ServiceConfig(bytes(range(32)), 5 << 20, "/c", "/k", "/a", 7 << 20, "zstd", 3, 12.5)
     assert ServiceConfig.unpack(config.pack()) == config
@@ -494,48 +502,49 @@ def test_none_is_waited_for_whose_driver_is_known_and_has_ended(
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_one_whose_homes_spark_serves_waits_until_they_are_gone(
+def test_one_whose_homes_spark_serves_counts_as_live_until_they_are_gone(
     place: str, ended: int, tmp_path: Path, keep: bool
 ) -> None:
     served, home = served_by_spark(executor(ended), tmp_path / "above", keep)
     home.mkdir(parents=True)
     register(place, served)
-    assert rendezvous.forget_ended(place) is Life.WAITING
+    assert rendezvous.forget_ended(place) is Life.LIVE
     assert rendezvous.registrations(place) == [served], "other hosts read what it left"
     with not_told("boot_id", "ns/pid"):
-        assert rendezvous.forget_ended(place) is Life.WAITING
+        assert rendezvous.forget_ended(place) is Life.LIVE
     assert rendezvous.registrations(place) == [served]
     away = tmp_path / "away"
     os.rename(tmp_path / "above", away)
     assert rendezvous.forget_ended(place) is Life.OVER, "its application has ended"
     os.rename(away, tmp_path / "above")
     register(place, served)
-    assert rendezvous.forget_ended(place) is Life.WAITING
+    assert rendezvous.forget_ended(place) is Life.LIVE
     home.rmdir()
     assert rendezvous.forget_ended(place) is Life.OVER
     assert rendezvous.registrations(place) == []
 
 
-def test_one_whose_homes_spark_serves_is_waited_for_and_not_without_bound(
+def test_one_whose_homes_spark_serves_stays_until_spark_removes_its_directories(
     place: str, ended: int, tmp_path: Path
 ) -> None:
-    """Spark may leave its own files behind: then its directories stay, and the homes in them."""
+    """However late that is: a notebook without an executor may be used again after days."""
     served, home = served_by_spark(executor(ended), tmp_path / "above")
     home.mkdir(parents=True)
     register(place, served)
     assert not rendezvous.dissolve(place)
+    assert not rendezvous.dissolve(place, Life.WAITING), "the bound of waiting is not its bound"
     assert rendezvous.registrations(place) == [served]
-    assert rendezvous.dissolve(place, Life.WAITING)
+    assert home.exists()
+    shutil.rmtree(tmp_path / "above")
+    assert rendezvous.dissolve(place)
     assert not os.path.exists(place)
-    assert home.exists(), "it is Spark's to remove"
 
 
-def test_an_executor_whose_homes_spark_serves_is_live_until_it_has_ended(place: str, tmp_path: Path) -> None:
-    served, home = served_by_spark(executor(os.getpid()), tmp_path / "above")
-    home.mkdir(parents=True)
-    Path(served.owner.local_directories[0]).mkdir()
+def test_an_executor_whose_homes_spark_serves_is_live_while_it_runs(place: str, tmp_path: Path) -> None:
+    served, _ = served_by_spark(executor(os.getpid()), tmp_path / "above")
+    Path(served.owner.local_directories[0]).mkdir(parents=True)
     register(place, served)
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is Life.LIVE, "it has no homes yet"
 
 
 def served_by_spark(registration: Registration, above: Path, keep: bool = False) -> tuple[Registration, Path]:
@@ -649,21 +658,47 @@ def test_one_that_cannot_be_dissolved_to_its_end_has_a_new_service_for_the_next_
     eventually(lambda: supervisors(place) == [supervised(place)["pid"]], "the old supervisor ends")
 
 
-def test_registrations_are_dropped_under_the_lock_and_not_otherwise(
+def test_registrations_are_dropped_under_the_lock_which_is_not_waited_for(
     place: str, ended: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task may add to a registration meanwhile."""
-    monkeypatch.setattr(rendezvous_directory, "LOCK_PATIENCE", 0.0)
+    """A task may add to a registration meanwhile. To wait an hour would be past the time limit of a test."""
+    monkeypatch.setattr(rendezvous_directory, "LOCK_PATIENCE", 3600.0)
     here, gone = executor(os.getpid(), "/a"), executor(ended, "/b")
     register(place, here)
     with rendezvous_directory.directory_lock(place):
         assert rendezvous.forget_ended(place) is Life.LIVE, "there is nothing to drop"
     register(place, gone)
-    with rendezvous_directory.directory_lock(place), pytest.raises(TimeoutError, match="hold the lock"):
-        rendezvous.forget_ended(place)
+    with rendezvous_directory.directory_lock(place):
+        assert rendezvous.forget_ended(place) is Life.LIVE, "it is dropped another time"
     assert set(rendezvous.roots_of(place)) == {"/a", "/b"}
     assert rendezvous.forget_ended(place) is Life.LIVE
     assert rendezvous.registrations(place) == [here]
+
+
+def test_the_home_at_a_url_has_one_process_that_removes_it_however_often_the_rest_fails(
+    place: str, ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor tries each second."""
+    begun: list[str] = []
+
+    def begin(home: str, left: str) -> subprocess.Popen[bytes]:
+        begun.append(home)
+        return subprocess.Popen(["true"])
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    driver = at_url(executor(ended), f"file://{tmp_path}", True)
+    register(place, driver)
+    monkeypatch.setattr(rendezvous, "begin_to_remove_stored_home", begin)
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "unlink", fail)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                rendezvous.dissolve(place)
+    assert rendezvous.dissolve(place)
+    assert begun == [driver.stored_home]
+    rendezvous._started[-1].wait(30)
 
 
 def test_what_a_killed_supervisor_had_dissolved_goes_with_the_next_start(place: str) -> None:

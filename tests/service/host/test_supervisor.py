@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from engine import ENVIRONMENT, end, eventually, kill, printed, processes_of, running
 
+from sortshuffle.errors import UsageError
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.homes.small_files import replace_json
 from sortshuffle.service.host import rendezvous, rendezvous_directory, supervisor
-from sortshuffle.service.host.registration import Registration
+from sortshuffle.service.host.registration import Life, Registration
 from sortshuffle.service.host.rendezvous import Supervised
 from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.service.host.supervisor import (
@@ -154,6 +155,33 @@ def test_another_executor_keeps_it(started: Started) -> None:
         )
         assert process_start(started.supervised.pid) == started.supervised.started
         assert started.accepts()
+
+
+def test_it_stays_while_its_rendezvous_is_open_to_others(started: Started) -> None:
+    """Then no lock can be had, to drop the executor that has ended. The other one runs."""
+    started.service()
+    with running("sleep", "600") as other:
+        Started(started.directory, other)
+        os.chmod(started.directory, 0o755)
+        end(started.executor)
+        eventually(lambda: "is not a directory of user" in started.log, "the log says so")
+        os.chmod(started.directory, 0o700)
+        eventually(lambda: len(rendezvous.registrations(started.directory)) == 1, "it is dropped")
+        assert process_start(started.supervised.pid) == started.supervised.started
+        assert started.accepts()
+
+
+@pytest.mark.parametrize("error", [OSError("no descriptor"), UsageError("open to others")], ids=repr)
+def test_it_goes_on_where_the_rendezvous_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rendezvous, "forget_ended", fail)
+    monkeypatch.setattr(rendezvous, "dissolve", fail)
+    assert supervisor._life("/nowhere") is Life.LIVE
+    assert supervisor._is_dissolved("/nowhere", Life.OVER) is False
 
 
 def test_it_ends_when_its_rendezvous_was_removed(started: Started) -> None:

@@ -366,7 +366,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             if (token == null || Engine.isCurrent(token))
                 return; // the manager is off, or the driver is this JVM
             this.plugin = plugin;
-            long driver = Long.parseLong(fromDriver.get(DRIVER));
+            // a driver of another release may not name it
+            long driver = Long.parseLong(fromDriver.getOrDefault(DRIVER, Long.toString(Engine.UNKNOWN)));
             engine = new Engine(token, fromDriver.get(SECRET), driver, this);
             engine.enter();
         }
