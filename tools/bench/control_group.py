@@ -36,19 +36,19 @@ PATIENCE = 20.0  # seconds for all processes to end
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a group has used so far. ``cpu``: seconds of user and system. ``disk_read``, ``disk_reads``: bytes
-    that came from the disk, and in how many reads, those of other processes included. ``written``: bytes of
-    files."""
+    that came from the disk, and in how many reads, those of other processes included; None if the file system
+    is on no disk that the kernel counts. ``written``: bytes of files."""
 
     cpu: float
-    disk_read: int
-    disk_reads: int
+    disk_read: int | None
+    disk_reads: int | None
     written: int
 
     def since(self, before: Usage) -> Usage:
         return Usage(
             self.cpu - before.cpu,
-            self.disk_read - before.disk_read,
-            self.disk_reads - before.disk_reads,
+            _difference(self.disk_read, before.disk_read),
+            _difference(self.disk_reads, before.disk_reads),
             self.written - before.written,
         )
 
@@ -96,9 +96,8 @@ class ControlGroup:
     # ---- figures ------------------------------------------------------------------------------------
 
     def usage(self, directory: Path) -> Usage:
-        """Return what has been used. ``directory``: on the disk whose reads count. Raises `OSError` if its
-        file system is on no disk that the kernel counts."""
-        read, reads = _disk_reads(directory)
+        """Return what has been used. ``directory``: on the disk whose reads count."""
+        read, reads = _disk_reads(directory) or (None, None)
         return Usage(self._cpu(), read, reads, sum(map(_written, self.pids())))
 
     @contextmanager
@@ -160,12 +159,11 @@ def control_group(memory: int) -> Iterator[ControlGroup]:
             _remove(directory)
 
 
-def why_no_groups(directory: Path) -> str:
-    """Return why control groups cannot be made here, or not count; empty if they can. ``directory``: that of
-    the files."""
+def why_no_groups() -> str:
+    """Return why control groups cannot be made here; empty if they can."""
     try:
         with control_group(1 << 30) as group, group.watched():
-            group.usage(directory)
+            group.usage(Path())
             return ""
     except OSError as error:
         return str(error)
@@ -190,12 +188,19 @@ def _table(path: Path) -> dict[str, int]:
     return {name: int(value) for name, value in pairs}
 
 
-def _disk_reads(directory: Path) -> tuple[int, int]:
-    """Return the bytes that the disk of a directory has read, and in how many reads."""
+def _disk_reads(directory: Path) -> tuple[int, int] | None:
+    """Return the bytes that the disk of a directory has read, and in how many reads; None if the kernel
+    counts none for its file system, such as one in memory or over others."""
     device = os.stat(directory).st_dev
     stat = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    if not stat.exists():
+        return None
     reads, _, sectors = map(int, stat.read_text().split()[:3])
     return sectors * SECTOR, reads
+
+
+def _difference(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before
 
 
 def _written(pid: int) -> int:

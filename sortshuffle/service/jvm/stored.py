@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -47,7 +47,6 @@ from sortshuffle.service.jvm.elsewhere import (
 from sortshuffle.service.jvm.lost_blocks import (
     PROBLEMS,
     LostBlocksError,
-    is_no_loss,
     warn_of,
     without_frames,
 )
@@ -111,7 +110,7 @@ class StoredBlocks(BlocksElsewhere):
             for number, block in self._blocks
             if not isinstance(found := known[number], Exception)
         ]
-        errors = [each for each in known.values() if is_no_loss(each)]
+        errors = [each for each in known.values() if _is_no_loss(each)]
         if losses:
             if errors:
                 warn_of(errors[0], self._shuffle)
@@ -196,7 +195,7 @@ class StoredBlocks(BlocksElsewhere):
         losses = {file_id: error for file_id, error in errors.items() if isinstance(error, DataLossError)}
         if losses:
             expect_stored_home(self._settings.home)  # without it, each file would seem to be gone
-        problem = next(filter(is_no_loss, errors.values()), None)
+        problem = next(filter(_is_no_loss, errors.values()), None)
         if problem is not None:
             warn_of(problem, self._shuffle)
         numbered = ((each.number, each.block.file_id) for each in self._found)
@@ -225,6 +224,12 @@ class StoredBlocks(BlocksElsewhere):
 
     def _file(self, block: Block) -> PartitionedFile:
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)
+
+
+def _is_no_loss(answer: object) -> TypeGuard[Exception]:
+    """Return whether the answer of a look for a map output is an error that says nothing about it. Here no
+    service can be silent."""
+    return isinstance(answer, Exception) and not isinstance(answer, DataLossError)
 
 
 def _losses(known: Mapping[int, Found]) -> dict[int, DataLossError]:

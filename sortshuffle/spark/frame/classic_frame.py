@@ -134,15 +134,21 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
 
         def zip(self, other: DataFrame) -> DataFrame:
             """Pair the rows of two selections of one frame, like `DataFrame.zip`. Both must be plans with the
-            same rows below their columns: those of both frames, or of the bases that they were made of."""
-            own: Any = self._to_spark()
+            same rows below their columns: those of the bases that they were made of, or of both frames."""
             with own_errors():
-                try:
-                    made = own.zip(other._to_spark() if isinstance(other, TwoSidedFrame) else other)
-                except AnalysisException:
-                    own = self._on_bases()
-                    made = own.zip(other._on_bases() if isinstance(other, TwoSidedFrame) else other)
-            return self._delegated("zip", made, [other])
+                return self._delegated("zip", self._zipped(other), [other])
+
+    def _zipped(self, other: Any) -> Any:
+        """Return what Spark's ``zip`` makes of the plans on the bases, or of those of both frames."""
+        own: Any = self._on_bases()
+        is_frame = isinstance(other, TwoSidedFrame)
+        try:
+            return own.zip(other._on_bases() if is_frame else other)
+        except AnalysisException:
+            if not self._is_in_python or (is_frame and other._is_in_python):
+                raise  # the plans of both frames are the same, or have two stages
+        own = self._to_spark()
+        return own.zip(other._to_spark() if is_frame else other)
 
     # ---- columns ------------------------------------------------------------------------------------
 

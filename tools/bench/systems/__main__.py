@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 import harness
@@ -16,7 +17,7 @@ from systems.page import write_page
 from systems.results import print_table, table_of, write_record
 from systems.rounds import compare
 from systems.turn import alone
-from systems.work import OURS, PEERS, QUICK, SYSTEMS, WORKS
+from systems.work import OURS, PEERS, QUICK, SYSTEMS, WORKS, Work
 
 ROUNDS = 5
 
@@ -47,30 +48,38 @@ def main(
         return
     harness.recording = not quick
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # so that what a turn has made goes with it
-    DATA.mkdir(exist_ok=True)
-    if reason := why_no_groups(DATA):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, lambda *_: sys.exit(1))  # so that what a turn has made goes with it
+    if reason := why_no_groups():
         print(f"control groups cannot be made here: {reason}", file=sys.stderr)
         sys.exit(not quick)
+    commit = harness.commit()
     chosen = {*systems} or {*SYSTEMS} - ({*PEERS} if quick and not peers else set())
     if chosen & {*OURS}:  # the others need no jar, and no JDK
         harness.build_jar()
-    with alone(DATA):
-        sys.exit(_compared(cases, chosen, rounds, quick))
-
-
-def _compared(cases: Collection[str], chosen: Collection[str], rounds: int, quick: bool) -> bool:
-    """Let the systems take turns at all cases, and return whether one has failed."""
     works = [work for work in WORKS if not cases or work.name in cases]
     able_of = {work.name: [name for name in work.systems if name in chosen] for work in works}
     _install(sorted({name for able in able_of.values() for name in able}))
+    DATA.mkdir(exist_ok=True)
+    with alone(DATA):
+        sys.exit(_compared(works, able_of, rounds, quick, commit))
+
+
+def _compared(
+    works: Iterable[Work],
+    able_of: Mapping[str, Sequence[str]],
+    rounds: int,
+    quick: bool,
+    commit: Mapping[str, Any],
+) -> bool:
+    """Let the systems take turns at all cases, and return whether one has failed. ``able_of``: the systems
+    that do a case, by its name. ``commit``: what is measured."""
     failed = False
     for work in works:
         able = able_of[work.name]
         if not able:
             continue
         print(f"\n{work.name}: {work.about}{_fewer(quick)}", flush=True)
-        commit = harness.commit()
         outcome = compare(work, able, 1 if quick else rounds, quick)
         write_record(work, outcome.turns, outcome.failures, commit)
         print_table(table_of(work, outcome.turns, outcome.failures))

@@ -106,8 +106,8 @@ def _cells(system: str, turns: Turns) -> Iterator[str]:
 
 
 def _read(usages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what came from the disk. Older records do not tell it."""
-    known = [usage for usage in usages if "disk_read" in usage]
+    """Return what came from the disk. Older records do not tell it, nor those of file systems without one."""
+    known = [usage for usage in usages if usage.get("disk_read") is not None]
     if not known:
         return "-"
     size = f"{median(usage['disk_read'] for usage in known) / MEGA:,.0f} MB"

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import harness
+from control_group import Usage
 from rich.console import Console
 from rich.table import Table
 
@@ -21,14 +22,17 @@ MEGA = 1e6
 def write_record(
     work: Work, turns: Mapping[str, Sequence[Turn]], failures: Mapping[str, str], commit: Mapping[str, Any]
 ) -> None:
-    """Append what all systems took. ``commit``: of the checkout before the first turn. If it is another one
-    now, the turns were not all of one code, and nothing is appended."""
-    if harness.recording and harness.commit() != commit:
-        print("not recorded: the checkout was changed while the systems took turns", file=sys.stderr)
-        return
+    """Append what all systems took. ``commit``: of the checkout when the jar was built. If it is another one
+    now, the turns were not all of one code, and the record counts as one of a changed checkout."""
+    now = harness.commit()
+    if now != commit:
+        print(
+            "the checkout was changed while the systems took turns: no record for the page", file=sys.stderr
+        )
     found = {system: [asdict(turn) for turn in each] for system, each in turns.items()}
     about = {"about": work.about, "memory": work.memory}
-    harness.record(f"compare {work.name}", **about, systems=found, failures=dict(failures))
+    is_changed = {} if now == commit else {**commit, "dirty": True}
+    harness.record(f"compare {work.name}", **about, systems=found, failures=dict(failures), **is_changed)
 
 
 def table_of(work: Work, turns: Mapping[str, Sequence[Turn]], failures: Iterable[str]) -> Table:
@@ -51,15 +55,23 @@ def print_table(table: Table) -> None:
 def _cells(turns: Sequence[Turn]) -> list[str]:
     seconds = [turn.seconds for turn in turns]
     usages = [turn.usage for turn in turns]
-    reads = [usage.disk_read / usage.disk_reads for usage in usages if usage.disk_reads]
     return [
         f"{median(seconds):.2f} s",
         f"{min(seconds):.2f}-{max(seconds):.2f}",
         f"{max(turn.peak for turn in turns) / MEGA:,.0f} MB",
         f"{median(usage.cpu for usage in usages):.1f} s",
         f"{median(usage.written for usage in usages) / MEGA:,.0f} MB",
-        f"{median(usage.disk_read for usage in usages) / MEGA:,.0f} MB",
-        f"{median(reads) / 1024:,.0f} KiB" if reads else "-",
+        *_reads(usages),
         f"{max(turn.files for turn in turns):,}",
         str(turns[0].lines),
     ]
+
+
+def _reads(usages: Sequence[Usage]) -> tuple[str, str]:
+    """Return how many bytes came from the disk, and how many at a time."""
+    sizes = [usage.disk_read for usage in usages if usage.disk_read is not None]
+    each = [usage.disk_read / usage.disk_reads for usage in usages if usage.disk_read and usage.disk_reads]
+    return (
+        f"{median(sizes) / MEGA:,.0f} MB" if sizes else "-",
+        f"{median(each) / 1024:,.0f} KiB" if each else "-",
+    )
