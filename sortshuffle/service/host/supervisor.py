@@ -25,6 +25,7 @@ Standard library only, about 15 MB: a service takes more and may be killed for i
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -167,7 +168,7 @@ def _is_recorded(directory: str) -> bool:
     try:
         return rendezvous.is_recorded(directory, os.getpid())
     except OSError as error:
-        log(f"the rendezvous cannot be read: {error}")
+        log_once(f"the rendezvous cannot be read: {error}")
         return True
 
 
@@ -176,7 +177,7 @@ def _life(directory: str) -> Life:
     try:
         return rendezvous.forget_ended(directory)
     except (OSError, UsageError) as error:
-        log(f"the registrations cannot be read or dropped: {error}")
+        log_once(f"the registrations cannot be read or dropped: {error}")
         return Life.LIVE
 
 
@@ -184,8 +185,14 @@ def _is_dissolved(directory: str, life: Life) -> bool:
     try:
         return rendezvous.dissolve(directory, life)
     except (OSError, UsageError) as error:
-        log(f"the rendezvous cannot be removed: {error}")
+        log_once(f"the rendezvous cannot be removed: {error}")
         return False
+
+
+@functools.lru_cache(maxsize=8)
+def log_once(problem: str) -> None:
+    """Log a problem that each tick may have again. The log would fill the disk."""
+    log(problem)
 
 
 def log(what: str) -> None:

@@ -184,6 +184,18 @@ def test_it_goes_on_where_the_rendezvous_cannot_be_used(
     assert supervisor._is_dissolved("/nowhere", Life.OVER) is False
 
 
+def test_a_problem_of_every_tick_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise UsageError("open to others, says the test of the log")
+
+    monkeypatch.setattr(rendezvous, "dissolve", fail)
+    for _ in range(3):
+        supervisor._is_dissolved("/nowhere", Life.OVER)
+    assert capsys.readouterr().err.count("says the test of the log") == 1
+
+
 def test_it_ends_when_its_rendezvous_was_removed(started: Started) -> None:
     started.service()
     subprocess.run(["rm", "-r", started.directory], check=True)
