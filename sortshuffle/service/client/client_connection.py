@@ -184,7 +184,7 @@ class ClientConnection:
 
     def _reach(self, host: str, port: int, until: float) -> None:
         """Connect to the first of the host's addresses that accepts the connection. If none does, raise the
-        error that says most about the host (`_rank`)."""
+        error that decides (`_rank`)."""
         addresses = self._trusted(resolve(host, self._left(until, RESOLVE_TIMEOUT)))
         until = self._clock() + self._left(until, CONNECT_TIMEOUT)
         failures: list[tuple[int, OSError]] = []
@@ -253,14 +253,15 @@ class ClientConnection:
 
 
 def _rank(address: str, failure: OSError) -> int:
-    """Rank what a failure to connect to an address says of the host: 0: the host's own answer, or silence; 1:
-    nothing, because this process lacks something; 2 and 3: nothing, because this host has no way to addresses
-    of this kind, such as IPv6. Without IPv6 its addresses may also fail as if all ports were in use."""
+    """Rank what a failure to connect to an address decides. 0: this process lacks something, so the address
+    may be the right one; a service listens at one of a name's addresses, and the others refuse. 1: the host's
+    own answer, or silence. 2 and 3: nothing, because this host has no way to addresses of this kind, such as
+    IPv6. Without IPv6 its addresses may also fail as if all ports were in use."""
     if failure.errno in (errno.ENETUNREACH, errno.EAFNOSUPPORT):
         return 2
     if failure.errno == errno.EADDRNOTAVAIL and ":" in address:
         return 3
-    return 1 if is_own_shortage(failure) else 0
+    return 0 if is_own_shortage(failure) else 1
 
 
 def _shut_down(connected: socket.socket) -> None:

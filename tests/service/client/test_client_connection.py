@@ -320,8 +320,8 @@ V4, V6 = "127.0.0.1", "::1"
     ("failures", "told"),
     [
         ({V6: errno.ENETUNREACH, V4: errno.ECONNREFUSED}, errno.ECONNREFUSED),
-        ({V6: errno.EMFILE, V4: errno.ETIMEDOUT}, errno.ETIMEDOUT),
-        ({V6: errno.ECONNRESET, V4: errno.EADDRNOTAVAIL}, errno.ECONNRESET),
+        ({V6: errno.EMFILE, V4: errno.ECONNREFUSED}, errno.EMFILE),
+        ({V6: errno.ECONNREFUSED, V4: errno.EADDRNOTAVAIL}, errno.EADDRNOTAVAIL),
         ({V4: errno.EADDRNOTAVAIL, V6: errno.ENETUNREACH}, errno.EADDRNOTAVAIL),
         ({V4: errno.EMFILE, V6: errno.EADDRNOTAVAIL}, errno.EMFILE),
         ({V4: errno.EMFILE, V6: errno.EAFNOSUPPORT}, errno.EMFILE),
@@ -334,7 +334,7 @@ V4, V6 = "127.0.0.1", "::1"
         else f"tells {errno.errorcode[each]}"
     ),
 )
-def test_of_several_addresses_the_error_tells_what_the_host_says_and_else_what_is_short_here(
+def test_of_several_addresses_the_error_tells_what_is_short_here_and_else_what_the_host_says(
     monkeypatch: pytest.MonkeyPatch, failures: dict[str, int], told: int, turn: int
 ) -> None:
     """Whatever comes of an address of IPv6 where this host has no IPv6."""
