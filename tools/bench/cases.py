@@ -11,14 +11,11 @@ from dataclasses import dataclass, field, replace
 from rounds import Effort, Measured
 from sides import MIB, Request, Setup
 
+# Of a JVM. Without the optimising compiler it would reserve 48 MB for code instead of 240, which one session
+# that runs every case may fill.
+ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 # Code that runs once is not worth compiling well: with this, 22 queries take 22 CPU seconds instead of 42.
-# Such a JVM would reserve 48 MB for code, which one session that runs every case may fill.
-QUICK_JAVA = (
-    (
-        "spark.driver.extraJavaOptions",
-        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
-    ),
-)
+QUICK_JAVA = (("spark.driver.extraJavaOptions", f"{ONE_COMPILER} -XX:+UseSerialGC"),)
 QUICK_SETUP = Setup(memory=1024 * MIB, settings=QUICK_JAVA)
 QUICK_EFFORT = Effort(is_quick=True)
 MOST_QUICK_PARTITIONS = 24  # each is a task of Python on both sides: with 100 the whole takes 30 s more

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import sort_records
-from cases import Aim, Case, quick_partitions
+from cases import ONE_COMPILER, Aim, Case, quick_partitions
 from harness import DATA
 from rounds import Effort
 from rows import parquet_files
@@ -26,9 +26,8 @@ ROWS_PER_FILE = 1_250_000
 QUICK_ROWS, QUICK_PAIRS = 200_000, 80_000
 MANY, FEW = 1_000_003, 10_007  # different keys: hardly any comes twice in a map task, or all do
 
-ONE_COMPILER = tuple(
-    (f"spark.{process}.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
-    for process in ("driver", "executor")
+JVMS_WITH_ONE_COMPILER = tuple(
+    (f"spark.{process}.extraJavaOptions", ONE_COMPILER) for process in ("driver", "executor")
 )
 
 SCANS = {
@@ -81,7 +80,7 @@ EXCHANGE = [
         name="exchange-10-cluster-one-compiler",
         about=f"{EXCHANGE_READ.about}, on a cluster of {CLUSTER_HOSTS} hosts, our JVMs with one compiler",
         # as docs/operations.md advises where the JVM has no rows to work on; Spark's has, and keeps both
-        setup=replace(CLUSTER_SETUP, own_settings=ONE_COMPILER),
+        setup=replace(CLUSTER_SETUP, own_settings=JVMS_WITH_ONE_COMPILER),
         effort=Effort(least_warm_ups=10, most_warm_ups=14),
     ),
 ]

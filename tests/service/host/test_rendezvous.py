@@ -428,6 +428,15 @@ def ended() -> int:
     return process.pid
 
 
+@pytest.fixture
+def waiting(ended: int, tmp_path: Path) -> Registration:
+    """An executor that has ended, whose service outlives it. Its shared root is the directory above its local
+    one."""
+    blocks = tmp_path / "above" / "blockmgr-1"
+    blocks.parent.mkdir()
+    return outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks)
+
+
 def test_an_application_without_executors_is_over(place: str) -> None:
     assert rendezvous.forget_ended(place) is Life.OVER
     register(place)
@@ -443,11 +452,8 @@ def test_one_with_an_executor_lives(place: str, ended: int) -> None:
 
 
 def test_one_whose_shared_homes_outlive_its_executors_waits_until_spark_removes_what_is_above(
-    place: str, ended: int, tmp_path: Path
+    place: str, waiting: Registration, tmp_path: Path
 ) -> None:
-    blocks = tmp_path / "above" / "blockmgr-1"
-    blocks.parent.mkdir()
-    waiting = outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks)
     register(place, waiting)
     assert rendezvous.forget_ended(place) is Life.WAITING
     here = executor(os.getpid(), "/a")
@@ -455,17 +461,15 @@ def test_one_whose_shared_homes_outlive_its_executors_waits_until_spark_removes_
     assert rendezvous.forget_ended(place) is Life.LIVE
     Path(place, rendezvous.ROOTS, here.owner.home_name).unlink()
     assert rendezvous.forget_ended(place) is Life.WAITING
-    blocks.parent.rmdir()
+    (tmp_path / "above").rmdir()
     assert rendezvous.forget_ended(place) is Life.OVER
     assert [each.shared_homes for each in rendezvous.registrations(place)] == [waiting.shared_homes]
 
 
 def test_none_is_waited_for_whose_driver_was_here_and_has_ended(
-    place: str, ended: int, tmp_path: Path
+    place: str, ended: int, waiting: Registration
 ) -> None:
-    blocks = tmp_path / "above" / "blockmgr-1"
-    blocks.parent.mkdir()
-    register(place, outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks))
+    register(place, waiting)
     assert rendezvous.forget_ended(place) is Life.WAITING
     register(place, replace(executor(ended, "/d", token=TOKEN), is_driver=True))
     for _ in range(2):  # it is remembered
@@ -478,13 +482,8 @@ def test_none_is_waited_for_whose_driver_was_here_and_has_ended(
     assert not os.path.exists(place)
 
 
-def test_none_is_waited_for_whose_driver_is_known_and_has_ended(
-    place: str, ended: int, tmp_path: Path
-) -> None:
+def test_none_is_waited_for_whose_driver_is_known_and_has_ended(place: str, waiting: Registration) -> None:
     """The driver did not register here. While it runs it counts as no executor."""
-    blocks = tmp_path / "above" / "blockmgr-1"
-    blocks.parent.mkdir()
-    waiting = outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks)
     with running("sleep", "60") as driver:
         known = replace(waiting, driver_pid=driver.pid, driver_started=process_start(driver.pid) or 0)
         register(place, known)

@@ -682,22 +682,31 @@ def too_few_descriptors(monkeypatch: pytest.MonkeyPatch, *services: str) -> Iter
         yield
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_an_engine_without_descriptors_loses_nothing_of_a_sound_host(
-    tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch, is_known: bool
-) -> None:
-    """Neither when it looks for map outputs, nor when it fetches those whose indexes are known."""
+def text_of_shortage(
+    tmp_path: Path, there: Host, shortage: AbstractContextManager[object], is_known: bool
+) -> str:
+    """Return the text of the error of a read during a shortage of the engine. Nothing of the sound host is
+    lost, and all can be read afterwards. ``is_known``: the engine has read the map outputs before."""
     outputs = [there.write(at, some(at, 300 * KIB)) for at in range(2)]
     blocks = [each.block(0, 4) for each in outputs]
     with impatient(tmp_path) as client:
         if is_known:
             assert client.read(blocks, [there.address]).status == DONE
-        with too_few_descriptors(monkeypatch, there.address):
+        with shortage:
             answer = client.read(blocks, [there.address])
         assert (answer.status, answer.lost) == (FAILED, ())
-        for text in (there.address, "Too many open files", "ulimit -n"):
-            assert text in answer.text
         assert client.read(blocks, [there.address]).data == b"".join(each.expected(0, 4) for each in outputs)
+        return str(answer.text)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_engine_without_descriptors_loses_nothing_of_a_sound_host(
+    tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """Neither when it looks for map outputs, nor when it fetches those whose indexes are known."""
+    text = text_of_shortage(tmp_path, there, too_few_descriptors(monkeypatch, there.address), is_known)
+    for part in (there.address, "Too many open files", "ulimit -n"):
+        assert part in text
 
 
 def test_a_shortage_is_waited_for_once_however_many_map_outputs_are_asked_for(
@@ -743,17 +752,9 @@ OF_CONNECTIONS, OF_LOOKS_AND_FETCHES = "sortshuffle-client", "sortshuffle-read"
 def test_an_engine_without_threads_loses_nothing_of_a_sound_host(
     tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch, name: str, is_known: bool
 ) -> None:
-    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(2)]
-    blocks = [each.block(0, 4) for each in outputs]
-    with impatient(tmp_path) as client:
-        if is_known:
-            assert client.read(blocks, [there.address]).status == DONE
-        with no_thread(monkeypatch, name):
-            answer = client.read(blocks, [there.address])
-        assert (answer.status, answer.lost) == (FAILED, ())
-        for text in (there.address, "can't start new thread", "ulimit -u"):
-            assert text in answer.text
-        assert client.read(blocks, [there.address]).data == b"".join(each.expected(0, 4) for each in outputs)
+    text = text_of_shortage(tmp_path, there, no_thread(monkeypatch, name), is_known)
+    for part in (there.address, "can't start new thread", "ulimit -u"):
+        assert part in text
 
 
 @pytest.mark.parametrize("is_known", [False, True])

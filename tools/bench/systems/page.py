@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from harness import RESULTS, ROOT
 
+from systems.results import disk_reads
 from systems.work import OURS, WORKS
 
 PAGE = ROOT / "docs" / "comparison.md"
@@ -94,25 +95,16 @@ def _seconds(turns: Turns) -> list[float]:
 
 def _cells(system: str, turns: Turns) -> Iterator[str]:
     seconds, usages = _seconds(turns), [turn["usage"] for turn in turns]
+    read, each = disk_reads(usages)
     yield f"**{system}**" if system in OURS else system
     yield f"{median(seconds):.2f} s"
     yield f"{min(seconds):.2f} to {max(seconds):.2f}"
     yield f"{max(turn['peak'] for turn in turns) / MEGA:,.0f} MB"
     yield f"{median(usage['cpu'] for usage in usages):.1f} s"
     yield f"{median(usage['written'] for usage in usages) / MEGA:,.0f} MB"
-    yield _read(usages)
+    yield read if each == "-" else f"{read}, {each} each"
     yield f"{max(turn['files'] for turn in turns):,}"
     yield str(turns[0]["lines"])
-
-
-def _read(usages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what came from the disk. Older records do not tell it, nor those of file systems without one."""
-    known = [usage for usage in usages if usage.get("disk_read") is not None]
-    if not known:
-        return "-"
-    size = f"{median(usage['disk_read'] for usage in known) / MEGA:,.0f} MB"
-    reads = [usage["disk_read"] / usage["disk_reads"] for usage in known if usage["disk_reads"]]
-    return f"{size}, {median(reads) / 1024:,.0f} KiB each" if reads else size
 
 
 def _origin(record: Record) -> str:

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 import harness
-from control_group import Usage
 from rich.console import Console
 from rich.table import Table
 
@@ -61,17 +60,18 @@ def _cells(turns: Sequence[Turn]) -> list[str]:
         f"{max(turn.peak for turn in turns) / MEGA:,.0f} MB",
         f"{median(usage.cpu for usage in usages):.1f} s",
         f"{median(usage.written for usage in usages) / MEGA:,.0f} MB",
-        *_reads(usages),
+        *disk_reads(list(map(asdict, usages))),
         f"{max(turn.files for turn in turns):,}",
         str(turns[0].lines),
     ]
 
 
-def _reads(usages: Sequence[Usage]) -> tuple[str, str]:
-    """Return how many bytes came from the disk, and how many at a time."""
-    sizes = [usage.disk_read for usage in usages if usage.disk_read is not None]
-    each = [usage.disk_read / usage.disk_reads for usage in usages if usage.disk_read and usage.disk_reads]
+def disk_reads(usages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return how many bytes came from the disk, and how many at a time, "-" if that is not known. ``usages``:
+    as they are recorded; older records do not tell it, nor those of file systems without a disk."""
+    known = [usage for usage in usages if usage.get("disk_read") is not None]
+    each = [usage["disk_read"] / usage["disk_reads"] for usage in known if usage["disk_reads"]]
     return (
-        f"{median(sizes) / MEGA:,.0f} MB" if sizes else "-",
+        f"{median(usage['disk_read'] for usage in known) / MEGA:,.0f} MB" if known else "-",
         f"{median(each) / 1024:,.0f} KiB" if each else "-",
     )
