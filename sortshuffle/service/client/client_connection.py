@@ -259,9 +259,19 @@ def _rank(address: str, failure: OSError) -> int:
     IPv6. Without IPv6 its addresses may also fail as if all ports were in use."""
     if failure.errno in (errno.ENETUNREACH, errno.EAFNOSUPPORT):
         return 2
-    if failure.errno == errno.EADDRNOTAVAIL and ":" in address:
+    if failure.errno == errno.EADDRNOTAVAIL and ":" in address and not _has_ipv6():
         return 3
     return 0 if is_own_shortage(failure) else 1
+
+
+def _has_ipv6() -> bool:
+    """Return whether this host has an address of IPv6. Ports of UDP tell it: those of TCP may be in use."""
+    try:
+        with calls.new_socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            calls.bind(probe, ("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def _shut_down(connected: socket.socket) -> None:

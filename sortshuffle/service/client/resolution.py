@@ -6,13 +6,15 @@ a name at a time: callers that come meanwhile wait for the same answer. The thre
 answers. If all callers have given up by then, the answer is kept for the next one, or a slow resolver would
 never help. It is used once, and not after `KEPT`, because hosts move. A numeric address needs no resolver.
 
-The resolver needs descriptors. If this process has none left, the error is that, and not one of the name.
+The resolver needs descriptors and memory. If this process has none left, the error is that, and not one of
+the name.
 
 A forked process has none of the threads, and one of them may have held the lock: the process starts anew.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -85,6 +87,8 @@ def _answer(host: str, question: _Question) -> None:
         question.error = _shortage_behind(error) or error
     except OSError as error:
         question.error = error
+    except MemoryError as error:
+        question.error = _no_memory(error)
     except UnicodeError as error:  # a name that no host can have
         question.error = OSError(f"{host!r} is not the name of a host: {error}")
     finally:
@@ -95,11 +99,20 @@ def _answer(host: str, question: _Question) -> None:
 
 
 def _shortage_behind(error: socket.gaierror) -> OSError | None:
-    """Return the lack of descriptors that may have caused the resolver's error, with that as its cause. The
-    resolver then says that there is no such name, or no answer now, as of a host that has none."""
+    """Return the lack of memory or descriptors that may have caused the resolver's error, with that as its
+    cause. Without descriptors, the resolver says that there is no such name, or no answer now, as of a host
+    that has none."""
+    if error.errno == socket.EAI_MEMORY:
+        return _no_memory(error)
     shortage = descriptor_shortage()
     if shortage is not None:
         shortage.__cause__ = error
+    return shortage
+
+
+def _no_memory(error: Exception) -> OSError:
+    shortage = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    shortage.__cause__ = error
     return shortage
 
 

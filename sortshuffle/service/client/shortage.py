@@ -20,6 +20,9 @@ from sortshuffle.errors import OUT_OF, SortShuffleError
 # this process lacks descriptors, memory or ports for another connection
 LOCAL_SHORTAGES = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
+# What `threading` raises a plain RuntimeError with, in every release of Python. It has no class of its own
+NO_THREAD = "can't start new thread"
+
 _REMEDIES = {
     errno.EMFILE: "Allow this process more open files (ulimit -n)",
     errno.ENFILE: "Allow this host more open files (sysctl fs.file-max)",
@@ -32,9 +35,8 @@ _REMEDIES = {
 
 def is_raised_at_once(error: BaseException) -> bool:
     """Return whether this error itself is a lack of a thread or of memory, which no client has waited for."""
-    # a thread that cannot be started is a RuntimeError, and subclasses of that are something else
-    is_lack = type(error) is RuntimeError or isinstance(error, MemoryError)
-    return is_lack and not isinstance(error, SortShuffleError)
+    is_no_thread = type(error) is RuntimeError and str(error) == NO_THREAD
+    return is_no_thread or (isinstance(error, MemoryError) and not isinstance(error, SortShuffleError))
 
 
 def shortage_behind(error: BaseException | None) -> BaseException | None:
@@ -69,6 +71,6 @@ def cannot_ask(service: str, shortage: BaseException) -> OSError:
         number, what = shortage.errno, os.strerror(shortage.errno)
     elif isinstance(shortage, MemoryError):
         number, what = errno.ENOMEM, os.strerror(errno.ENOMEM)
-    else:  # Python's words for a thread that cannot be started
+    else:
         number, what = errno.EAGAIN, str(shortage)
     return OSError(number, f"the shuffle service at {service} cannot be asked: {what}. {_REMEDIES[number]}")

@@ -25,13 +25,13 @@ Standard library only, about 15 MB: a service takes more and may be killed for i
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
@@ -62,6 +62,32 @@ class BackOff:
         """Return the seconds to wait after a service that ran for ``lived`` seconds."""
         self.delay = 0.0 if lived >= STEADY else min(LAST_DELAY, max(FIRST_DELAY, 2 * self.delay))
         return self.delay
+
+
+class RecurringProblem:
+    """What may fail in each tick. It is logged when it begins, and not again before it has ended or become
+    another: else the log would fill the disk."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._logged = ""
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log and suppress the errors of the block that a rendezvous may raise."""
+        try:
+            yield
+            self._logged = ""
+        except (OSError, UsageError) as error:
+            problem = f"{self._what}: {error}"
+            if problem != self._logged:
+                log(problem)
+            self._logged = problem
+
+
+_unreadable = RecurringProblem("the rendezvous cannot be read")
+_uncounted = RecurringProblem("the registrations cannot be read or dropped")
+_undissolved = RecurringProblem("the rendezvous cannot be removed")
 
 
 class ServiceProcess:
@@ -165,34 +191,22 @@ def main(directory: str, listening: Sequence[int]) -> None:
 
 def _is_recorded(directory: str) -> bool:
     """Return whether tasks find this process. A system error counts as yes: clients depend on the service."""
-    try:
+    with _unreadable.logged():
         return rendezvous.is_recorded(directory, os.getpid())
-    except OSError as error:
-        log_once(f"the rendezvous cannot be read: {error}")
-        return True
+    return True
 
 
 def _life(directory: str) -> Life:
     """Return what is known of the application. If that cannot be told, it counts as live: a job may run."""
-    try:
+    with _uncounted.logged():
         return rendezvous.forget_ended(directory)
-    except (OSError, UsageError) as error:
-        log_once(f"the registrations cannot be read or dropped: {error}")
-        return Life.LIVE
+    return Life.LIVE
 
 
 def _is_dissolved(directory: str, life: Life) -> bool:
-    try:
+    with _undissolved.logged():
         return rendezvous.dissolve(directory, life)
-    except (OSError, UsageError) as error:
-        log_once(f"the rendezvous cannot be removed: {error}")
-        return False
-
-
-@functools.lru_cache(maxsize=8)
-def log_once(problem: str) -> None:
-    """Log a problem that each tick may have again. The log would fill the disk."""
-    log(problem)
+    return False
 
 
 def log(what: str) -> None:

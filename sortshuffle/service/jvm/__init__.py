@@ -14,6 +14,7 @@ Where to find what (docs/manager.md describes the protocol and the design):
     byte_stream     bytes from and to the socket, in few system calls
     shared_frames   frames in memory that the JVM and the engine share
     small_outputs   small map outputs, which are read and kept whole
+    index_part      what a request holds of a map output's index
     elsewhere       map outputs that are not files of this host: remote (services), stored (stores)
     single_flight   one fetch for all threads that want the same data at the same time
     lost_blocks     the error that names the blocks that cannot be read

@@ -5,8 +5,9 @@
 
 Both first find the index of each map output. If there is room, they read a small map output whole and keep
 it: each of a thousand tasks wants some bytes of it, and a request for each task costs more than the whole map
-output. For the others they keep the index, and fetch extents as every reader of this package does
-(`reading.fetcher`): ahead, in threads, within a budget. They differ in the source of indexes and extents, and
+output. For the others they keep the index for later requests, hold the part that this one needs
+(`IndexPart`), and fetch extents as every reader of this package does (`reading.fetcher`): ahead, in threads,
+within a budget. They differ in the source of indexes and extents, and
 in what it means if one cannot be read.
 
 All requests share what is kept (`KnownElsewhere`, thread-safe). A `BlocksElsewhere` belongs to one request
@@ -16,6 +17,7 @@ and one thread, and starts threads that find map outputs and fetch.
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeAlias, TypeVar
 
-from sortshuffle.errors import Place, UsageError
+from sortshuffle.errors import Place
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
@@ -36,6 +38,7 @@ from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.fetcher import Fetcher
 from sortshuffle.reading.kept_indexes import KeptIndexes
+from sortshuffle.service.jvm.index_part import IndexPart, check_range
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small
@@ -49,6 +52,9 @@ MOST_INDEX_BYTES = 64 * MIB
 
 IndexOrRecords: TypeAlias = SmallOutput | Index
 """The records of a small map output, or the index of a larger one."""
+
+PartOrRecords: TypeAlias = SmallOutput | IndexPart
+"""What a request holds of it."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -110,24 +116,19 @@ class FoundBlock:
     number: int
     block: Block
     path: str
-    known: IndexOrRecords
-
-    def __post_init__(self) -> None:
-        known = self.known
-        subpartitions = known.header.subpartitions if isinstance(known, Index) else known.subpartitions
-        check_range(self.block, subpartitions)
+    known: PartOrRecords
 
     @property
-    def index(self) -> Index:
-        """The index of a map output whose records are not kept."""
-        assert isinstance(self.known, Index)
+    def part(self) -> IndexPart:
+        """The part of the index, of a map output whose records are not kept."""
+        assert isinstance(self.known, IndexPart)
         return self.known
 
     @property
     def data_bytes(self) -> int:
         """The size of the data file in bytes."""
         known = self.known
-        if isinstance(known, Index):
+        if isinstance(known, IndexPart):
             return known.data_bytes
         return HEADER_BYTES + known.stored_bytes(0, known.subpartitions)
 
@@ -208,8 +209,8 @@ class BlocksElsewhere(ABC):
     def _fetch_records(self) -> Generator[tuple[int, BytesLike], None, None]:
         """Yield the records of map outputs whose index is known. Each piece comes with its block's place in
         `_found`, counted from 1."""
-        numbered = [each for each in enumerate(self._found, 1) if isinstance(each[1].known, Index)]
-        for codec, same_codec in groupby(numbered, lambda each: each[1].index.header.codec):
+        numbered = [each for each in enumerate(self._found, 1) if isinstance(each[1].known, IndexPart)]
+        for codec, same_codec in groupby(numbered, lambda each: each[1].part.codec):
             payload = RecordBytesPayload(codec)
             fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
             channels = [(place, channel) for place, each in same_codec for channel in self._channels(each)]
@@ -224,13 +225,14 @@ def in_threads(
     call: Callable[[Item], Result], items: Sequence[Item], threads: int, name: str
 ) -> list[Result]:
     """Return what ``call`` returns for each item, in their order. Calls it in up to ``threads`` threads of
-    this name. If the system does not give so many, those that it gives do all of it, or else the caller's
-    own."""
+    this name. If the system does not give so many, the caller's own thread makes all calls: ``call`` may need
+    a thread itself. After an error no further call begins, and the error is raised."""
     if not items:
         return []
     count = min(len(items), threads)
     left = deque(enumerate(items))
     results: dict[int, Result] = {}
+    all_started = threading.Event()
 
     def work() -> None:
         while True:
@@ -238,28 +240,40 @@ def in_threads(
                 number, item = left.popleft()  # thread-safe
             except IndexError:
                 return
-            results[number] = call(item)
+            try:
+                results[number] = call(item)
+            except BaseException:
+                left.clear()  # nobody gets the other results
+                raise
 
+    def work_with_others() -> None:
+        all_started.wait()
+        if not is_alone:
+            work()
+
+    is_alone = False
     with ThreadPoolExecutor(count, name) as pool:
         workers: list[Future[None]] = []
         try:
             for _ in range(count):
-                workers.append(pool.submit(work))
+                workers.append(pool.submit(work_with_others))
         except (RuntimeError, MemoryError):
-            pass  # there is no further thread
-        if not workers:
-            work()
+            is_alone = True  # there is no further thread
+        finally:
+            all_started.set()
         for worker in workers:
             worker.result()
+    if is_alone:  # the others have ended
+        work()
     return [results[number] for number in range(len(items))]
 
 
-def check_range(block: Block, subpartitions: int) -> None:
-    """Raise `UsageError` if a map output with this number of subpartitions lacks any of the block's."""
-    if block.end > subpartitions:
-        raise UsageError(
-            f"subpartitions {block.first} to {block.end - 1} of a map output that has {subpartitions}"
-        )
+def part_for(block: Block, known: IndexOrRecords) -> PartOrRecords:
+    """Return what a request for this block holds of a map output. Raises `UsageError`."""
+    if isinstance(known, Index):
+        return IndexPart.of(known, block)
+    check_range(block, known.subpartitions)
+    return known
 
 
 def base_name(path: str) -> str:

@@ -54,6 +54,19 @@ def is_no_loss(answer: object) -> TypeGuard[Exception]:
     return isinstance(answer, Exception) and not isinstance(answer, DataLossError | ServiceUnavailableError)
 
 
+def raise_for(losses: Sequence[LostBlocksError], answers: Iterable[object], shuffle: int) -> None:
+    """Raise these losses as one error: Spark must hear of them, whatever else has failed. If there are none,
+    raise the first of the ``answers`` that is an error."""
+    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    if losses:
+        other = next(filter(is_no_loss, errors), None)
+        if other is not None:
+            warn_of(other, shuffle)
+        raise joined(*losses)
+    if errors:
+        raise errors[0]
+
+
 def without_frames(error: Error) -> Error:
     """Return the error, without the tracebacks of itself and what it came from: their frames would keep files
     open, and memory. For errors that are kept."""

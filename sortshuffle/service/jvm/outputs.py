@@ -26,12 +26,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from sortshuffle import calls
 from sortshuffle.errors import DataLossError, MissingDataError, Place
@@ -100,7 +98,7 @@ class SmallMapOutput:
 class IndexedMapOutput:
     """A finished map output of this host that is open and read extent by extent. ``reader``: reads its data
     file, which has ``data_bytes`` bytes; ``entries``: of its index, shape (regions, subpartitions);
-    ``bytes``: of each extent, int64, same shape.
+    ``writer``: who wrote it.
 
     Owns the reader. The last reference closes it: a map output that was forgotten may still be in use.
     """
@@ -112,9 +110,9 @@ class IndexedMapOutput:
         self.subpartitions = index.header.subpartitions
         self.data_bytes = index.data_bytes
         self.reader = reader
+        self.writer = str(index.writer)
         self.entries = index.entries
-        self.bytes: npt.NDArray[np.int64] = index.entries["bytes"].astype(np.int64)
-        self.kept_bytes = self.entries.nbytes + self.bytes.nbytes
+        self.kept_bytes = self.entries.nbytes
         self.used_at = 0.0
 
     def is_there(self) -> bool:
@@ -300,6 +298,20 @@ class MapOutputs:
             if removals == self._removals:  # otherwise it may be gone, and would be kept for ever
                 self._known.keep(known)
         return known
+
+    @contextmanager
+    def reader(
+        self, file: PartitionedFile, file_id: bytes, writer: str, data_bytes: int
+    ) -> Iterator[PartitionedFileReader]:
+        """Yield a reader of a map output that `open` has returned: the one that is kept, or else a new one
+        for the block alone. Raises `DataLossError` if the file is gone or another one, OSError."""
+        known = self._known.get_all((file_id,))[0]
+        if isinstance(known, IndexedMapOutput):
+            yield known.reader  # `known` keeps it open
+            return
+        with closing(PartitionedFileReader(file, file_id, writer, key=self._key())) as reader:
+            reader.expect_size(data_bytes)
+            yield reader
 
     def keep_written(self, file: PartitionedFile, file_id: bytes, small: SmallOutput) -> None:
         """Keep the records of a map output that has just been finished."""

@@ -10,7 +10,9 @@ yields the bytes, in large pieces.
 
 Rules
 * No bytes leave before their checksum has been verified.
-* A request holds a few MiB, however large a block is. In addition, small map outputs are held whole.
+* A request holds a few MiB, however large a block is and whatever the number of map outputs: of an index only
+  its block's entries (`IndexPart`), and no open file between two blocks. In addition, small map outputs are
+  held whole.
 * Order: first the blocks of this host, then the others, each in the order of the request; in a block by
   region, in a region by subpartition.
 
@@ -33,7 +35,8 @@ from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere
+from sortshuffle.service.jvm.index_part import IndexPart, check_range, entries_of
 from sortshuffle.service.jvm.lost_blocks import (
     PROBLEMS,
     LostBlocksError,
@@ -46,6 +49,8 @@ from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutp
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
 from sortshuffle.storage.files.grouping import in_groups
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import PartitionedFileReader
 
 # Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
@@ -68,6 +73,27 @@ class _Findings:
             self.problems.append(without_frames(error))
 
 
+@dataclass(frozen=True, slots=True)
+class _LocalPart:
+    """What a request holds of a map output of this host that is read extent by extent."""
+
+    file: PartitionedFile
+    file_id: bytes
+    part: IndexPart
+
+    @staticmethod
+    def of(output: IndexedMapOutput, block: Block) -> _LocalPart:
+        entries = entries_of(output.entries, block)
+        part = IndexPart(output.codec, output.writer, output.data_bytes, block.first, entries)
+        return _LocalPart(output.file, output.file_id, part)
+
+
+def _held(output: MapOutput, block: Block) -> SmallMapOutput | _LocalPart:
+    """Return what a request for this block holds of a map output. Raises `UsageError`."""
+    check_range(block, output.subpartitions)
+    return output if isinstance(output, SmallMapOutput) else _LocalPart.of(output, block)
+
+
 class BlockReader:
     """Reads the blocks of ``request``. ``own_address``: of this host's service, whose blocks are files here;
     empty if no block is. All other blocks come from ``elsewhere``. The caller closes it."""
@@ -84,7 +110,8 @@ class BlockReader:
         is_local = [service == own_address for service in request.services]
         numbered = list(enumerate(request.blocks))
         self._local_numbers = [(n, block) for n, block in numbered if is_local[block.service]]
-        self._local: list[tuple[int, Block, MapOutput]] = []  # blocks that `locate` has found
+        # blocks that `locate` has found
+        self._local: list[tuple[int, Block, SmallMapOutput | _LocalPart]] = []
         others = [(n, block) for n, block in numbered if not is_local[block.service]]
         self._elsewhere: BlocksElsewhere | None = elsewhere.blocks(request, others) if others else None
         self._bytes = 0  # of local extents, as far as they were read
@@ -137,9 +164,7 @@ class BlockReader:
         known = self._outputs.known([block.file_id for _, block in self._local_numbers])
         for (number, block), output in zip(self._local_numbers, known, strict=True):
             try:
-                output = output or self._open(block)
-                check_range(block, output.subpartitions)
-                self._local.append((number, block, output))
+                self._local.append((number, block, _held(output or self._open(block), block)))
             except PROBLEMS as error:  # it hides no loss of others
                 found.note(number, error)
 
@@ -174,7 +199,7 @@ class BlockReader:
                 yield output.small.records(block.first, block.end)
                 continue
             try:
-                yield from self._extents(output, block.first, block.end)
+                yield from self._extents(output)
             except DataLossError as error:
                 raise self._lost(number, error) from error
         if self._elsewhere is not None:
@@ -208,44 +233,45 @@ class BlockReader:
         self._outputs.forget(self._request.blocks[number].file_id)
         return all_lost
 
-    def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
-        """Yield the records of the subpartitions ``first..end-1``, read extent by extent."""
-        payload = _payloads[output.codec]
-        for region, sizes in enumerate(output.bytes[:, first:end]):
-            for group in _groups(sizes, first):
-                extents = [extent_of(output.entries[region, each], region, each) for each in group]
-                size = sum(extent.bytes for extent in extents)
-                if size > READ_BYTES and len(extents) == 1:
-                    yield from self._parts(output, extents[0], payload)
-                else:
-                    self._bytes += size
-                    yield from _neighbours(output, extents, size, payload)
+    def _extents(self, output: _LocalPart) -> Iterator[pa.Buffer]:
+        """Yield the records of a block, read extent by extent."""
+        part = output.part
+        payload = _payloads[part.codec]
+        with self._outputs.reader(output.file, output.file_id, part.writer, part.data_bytes) as reader:
+            for region, sizes in enumerate(part.bytes):
+                for group in _groups(sizes):
+                    extents = [extent_of(part.entries[region, at], region, part.first + at) for at in group]
+                    size = sum(extent.bytes for extent in extents)
+                    if size > READ_BYTES and len(extents) == 1:
+                        yield from self._parts(reader, extents[0], payload)
+                    else:
+                        self._bytes += size
+                        yield from _neighbours(reader, extents, size, payload)
 
     def _parts(
-        self, output: IndexedMapOutput, extent: Extent, payload: RecordBytesPayload
+        self, reader: PartitionedFileReader, extent: Extent, payload: RecordBytesPayload
     ) -> Iterator[pa.Buffer]:
-        for part in output.reader.read_parts(extent, READ_BYTES):
+        for part in reader.read_parts(extent, READ_BYTES):
             self._bytes += part.bytes
-            with output.reader.damage(extent.offset, extent):
+            with reader.damage(extent.offset, extent):
                 yield from _raw(part.memory, part.buffers, payload)
 
 
-def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
-    """Yield the non-empty subpartitions in groups of neighbours up to `READ_BYTES`. ``sizes``: of the
-    subpartitions from ``first`` on."""
+def _groups(sizes: npt.NDArray[np.int64]) -> Iterator[list[int]]:
+    """Yield the places of the extents that are not empty, in groups of neighbours up to `READ_BYTES`.
+    ``sizes``: of all."""
     if len(sizes) == 1:
         if sizes[0]:
-            yield [first]
+            yield [0]
         return
     filled = np.flatnonzero(sizes)
-    yield from in_groups(zip((filled + first).tolist(), sizes[filled].tolist(), strict=True), READ_BYTES)
+    yield from in_groups(zip(filled.tolist(), sizes[filled].tolist(), strict=True), READ_BYTES)
 
 
 def _neighbours(
-    output: IndexedMapOutput, extents: list[Extent], size: int, payload: RecordBytesPayload
+    reader: PartitionedFileReader, extents: list[Extent], size: int, payload: RecordBytesPayload
 ) -> Iterator[pa.Buffer]:
     """Yield the records of extents that are adjacent in the file, ``size`` bytes in all, with one read."""
-    reader = output.reader
     memory = reader.fetch(size, extents[0])
     view = memoryview(memory)
     opened = aligned_memory(size) if reader.decrypts else None  # one for all: allocating takes 10 us

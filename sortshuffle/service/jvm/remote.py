@@ -63,14 +63,15 @@ from sortshuffle.service.jvm.elsewhere import (
     FoundBlock,
     IndexOrRecords,
     KnownElsewhere,
+    PartOrRecords,
     in_threads,
+    part_for,
 )
+from sortshuffle.service.jvm.index_part import IndexPart
 from sortshuffle.service.jvm.lost_blocks import (
     PROBLEMS,
     LostBlocksError,
-    is_no_loss,
-    joined,
-    warn_of,
+    raise_for,
     with_all_lost,
     without_frames,
 )
@@ -96,9 +97,10 @@ MOST_REFUSED = 8
 PATIENCE_FACTOR = 3
 
 
-Answer: TypeAlias = IndexOrRecords | Exception
-"""The answer for a map output: its index or records, a loss, a service that does not answer or refuses
-(`ServiceUnavailableError`), or another error, which says nothing about the map output."""
+Answer: TypeAlias = PartOrRecords | Exception
+"""The answer for a block: the part of the index, or the records of the map output; a loss; a service that
+does not answer or refuses (`ServiceUnavailableError`); or another error, which says nothing about the map
+output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +165,7 @@ class RemoteBlocks(BlocksElsewhere):
         losses = [LostBlocksError(lost, lost.values())] if lost else []
         if unreachable:
             losses.append(self._unreachable(unreachable))
-        errors = [each for each in answers.values() if is_no_loss(each)]
-        if losses:
-            if errors:
-                warn_of(errors[0], self._request.shuffle)
-            raise joined(*losses)
-        if errors:
-            raise errors[0]
+        raise_for(losses, answers.values(), self._request.shuffle)
 
     def _answers(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Answer]:
         """Return the answer for each of ``blocks``, by number. Asks services about unknown blocks, several at
@@ -177,9 +173,12 @@ class RemoteBlocks(BlocksElsewhere):
         # 1. use what is known
         known = self._settings.known.get_all([block.file_id for _, block in blocks])
         answers: dict[int, Answer] = {
-            number: known[block.file_id] for number, block in blocks if block.file_id in known
+            number: part_for(block, known[block.file_id])
+            for number, block in blocks
+            if block.file_id in known
         }
-        self._trusted = [each for each in blocks if isinstance(answers.get(each[0]), Index)]
+        del known  # these indexes may be dropped while services are asked
+        self._trusted = [each for each in blocks if isinstance(answers.get(each[0]), IndexPart)]
         # 2. ask the services about the other blocks, alternating between services
         unknown = self._alternate_services([each for each in blocks if each[0] not in answers])
         if unknown:
@@ -205,7 +204,7 @@ class RemoteBlocks(BlocksElsewhere):
         if (known := failures.get(service, block.file_id)) is not None:
             return known
         try:
-            return self._read_once(service, block)
+            return part_for(block, self._read_once(service, block))
         except DataLossError as error:
             return without_frames(error)
         except PROBLEMS as error:
@@ -268,7 +267,7 @@ class RemoteBlocks(BlocksElsewhere):
         if isinstance(error, ServiceUnavailableError):
             return error.address
         left = self._found[max(0, self.blocks_begun - 1) :]
-        wanted = next((each for each in left if isinstance(each.known, Index)), left[0])
+        wanted = next((each for each in left if isinstance(each.known, IndexPart)), left[0])
         return self._service(wanted.block)
 
     def _lost(self, place: Place, why: str) -> LostBlocksError:
@@ -300,9 +299,9 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _channels(self, found: FoundBlock) -> Iterator[RemoteInputChannel]:
         """Yield one channel for each region: one request brings the extents of neighbouring subpartitions."""
-        block, index = found.block, found.index
+        block, part = found.block, found.part
         service = self._service(block)
-        for region, row in enumerate(index.entries[:, block.first : block.end]):
+        for region, row in enumerate(part.entries):
             filled = np.flatnonzero(row["bytes"]).tolist()
             if filled:
                 extents = tuple(extent_of(row[at], region, block.first + at) for at in filled)
@@ -312,7 +311,7 @@ class RemoteBlocks(BlocksElsewhere):
                     self._address(block),
                     service,
                     found.path,
-                    str(index.writer),
+                    part.writer,
                     extents,
                     self._settings.key,
                 )

@@ -24,9 +24,10 @@ Rules
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import numpy as np
 
@@ -41,12 +42,17 @@ from sortshuffle.service.jvm.elsewhere import (
     FoundBlock,
     IndexOrRecords,
     KnownElsewhere,
+    PartOrRecords,
     base_name,
     in_threads,
+    part_for,
 )
+from sortshuffle.service.jvm.index_part import IndexPart
 from sortshuffle.service.jvm.lost_blocks import (
     PROBLEMS,
     LostBlocksError,
+    is_no_loss,
+    raise_for,
     warn_of,
     without_frames,
 )
@@ -64,8 +70,12 @@ THREAD_NAME = "sortshuffle-read-stored"
 
 _log = logging.getLogger(__name__)
 
-Found: TypeAlias = IndexOrRecords | Exception
-"""What a look for a map output finds: its index or records, a loss, or an error that is no loss."""
+Found: TypeAlias = PartOrRecords | Exception
+"""What a look for a block finds: the part of the index, or the records of the map output, a loss, or an error
+that is no loss."""
+
+Blocks: TypeAlias = Sequence[tuple[int, Block]]
+"""Blocks, each with its number in the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +93,14 @@ class StoredSettings:
         """Return the settings of an engine that knows no indexes yet."""
         return StoredSettings(home, KnownElsewhere(small), SingleFlight())
 
-    def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> StoredBlocks:
+    def blocks(self, request: ReadRequest, numbered: Blocks) -> StoredBlocks:
         return StoredBlocks(request, numbered, self)
 
 
 class StoredBlocks(BlocksElsewhere):
     """Reads ``blocks``, each with its number in the request."""
 
-    def __init__(
-        self, request: ReadRequest, blocks: Sequence[tuple[int, Block]], settings: StoredSettings
-    ) -> None:
+    def __init__(self, request: ReadRequest, blocks: Blocks, settings: StoredSettings) -> None:
         super().__init__(blocks)
         self._shuffle = request.shuffle
         self._settings = settings
@@ -110,13 +118,7 @@ class StoredBlocks(BlocksElsewhere):
             for number, block in self._blocks
             if not isinstance(found := known[number], Exception)
         ]
-        errors = [each for each in known.values() if _is_no_loss(each)]
-        if losses:
-            if errors:
-                warn_of(errors[0], self._shuffle)
-            raise self._lost(losses, sizes)
-        if errors:
-            raise errors[0]
+        raise_for([self._lost(losses, sizes)] if losses else [], known.values(), self._shuffle)
 
     def check_known(self) -> None:
         pass  # `locate` has compared all with the list of the shuffle, if the store has given one
@@ -131,23 +133,34 @@ class StoredBlocks(BlocksElsewhere):
         except DataLossError as error:
             raise self._lost(dict.fromkeys(self._blocks_of(error.place), error), self._sizes()) from error
 
-    def _look_up(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Found]:
+    def _look_up(self, blocks: Blocks) -> dict[int, Found]:
         """Return what is found for each block, by number. Reads the unknown map outputs."""
-        ids = [block.file_id for _, block in blocks]
-        found: dict[bytes, Found] = {**self._settings.known.get_all(ids)}
-        unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
-        read = in_threads(self._read_once, list(unknown.values()), CONCURRENT_FETCHES, THREAD_NAME)
-        found.update(zip(unknown, read, strict=True))
-        return {number: found[block.file_id] for number, block in blocks}
+        known = self._settings.known.get_all([block.file_id for _, block in blocks])
+        found: dict[int, Found] = {
+            number: part_for(block, known[block.file_id])
+            for number, block in blocks
+            if block.file_id in known
+        }
+        del known  # these indexes may be dropped while others are read
+        unknown: dict[bytes, list[tuple[int, Block]]] = defaultdict(list)
+        for number, block in blocks:
+            if number not in found:
+                unknown[block.file_id].append((number, block))
+        for read in in_threads(self._read_once, list(unknown.values()), CONCURRENT_FETCHES, THREAD_NAME):
+            found |= read
+        return found
 
-    def _read_once(self, block: Block) -> Found:
-        """Read a map output on behalf of all requests that want it at this time. Return the error if that
-        fails: all these requests have the same object."""
-        file_id, settings = block.file_id, self._settings
+    def _read_once(self, blocks: Blocks) -> dict[int, Found]:
+        """Read the map output that has these blocks, on behalf of all requests that want it at this time.
+        Return what is found for each block, or the error for all of them: all requests have the same
+        object."""
+        settings, (_, first) = self._settings, blocks[0]
+        file_id = first.file_id
         try:
-            return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
+            read = settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(first))
+            return {number: part_for(block, read) for number, block in blocks}
         except PROBLEMS as error:
-            return without_frames(error)
+            return dict.fromkeys((number for number, _ in blocks), without_frames(error))
 
     def _read(self, block: Block) -> IndexOrRecords:
         file = self._file(block)
@@ -195,7 +208,7 @@ class StoredBlocks(BlocksElsewhere):
         losses = {file_id: error for file_id, error in errors.items() if isinstance(error, DataLossError)}
         if losses:
             expect_stored_home(self._settings.home)  # without it, each file would seem to be gone
-        problem = next(filter(_is_no_loss, errors.values()), None)
+        problem = next(filter(is_no_loss, errors.values()), None)
         if problem is not None:
             warn_of(problem, self._shuffle)
         numbered = ((each.number, each.block.file_id) for each in self._found)
@@ -203,7 +216,7 @@ class StoredBlocks(BlocksElsewhere):
 
     def _error_of_data(self, found: FoundBlock) -> Exception | None:
         """Look at the block's data object. Return the error, None if the object is sound."""
-        writer = str(found.known.writer) if isinstance(found.known, Index) else ""
+        writer = found.known.writer if isinstance(found.known, IndexPart) else ""
         file, block = self._file(found.block), found.block
         try:
             # without the key: nothing is decrypted
@@ -214,22 +227,15 @@ class StoredBlocks(BlocksElsewhere):
 
     def _channels(self, found: FoundBlock) -> Iterator[StoredInputChannel]:
         """Yield one channel for the whole block: one request then brings neighbouring extents."""
-        block, index = found.block, found.index
-        extents = tuple(_extents(index, block.first, block.end))
+        block, part = found.block, found.part
+        extents = tuple(_extents(part))
         if extents:
-            writer = str(index.writer)
             yield StoredInputChannel(
-                self._file(block), block.file_id, block.map_index, writer, extents, self._settings.key
+                self._file(block), block.file_id, block.map_index, part.writer, extents, self._settings.key
             )
 
     def _file(self, block: Block) -> PartitionedFile:
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)
-
-
-def _is_no_loss(answer: object) -> TypeGuard[Exception]:
-    """Return whether the answer of a look for a map output is an error that says nothing about it. Here no
-    service can be silent."""
-    return isinstance(answer, Exception) and not isinstance(answer, DataLossError)
 
 
 def _losses(known: Mapping[int, Found]) -> dict[int, DataLossError]:
@@ -248,8 +254,8 @@ def _may_be_back(
     return sizes is None or (name + DATA_SUFFIX in sizes and name + INDEX_SUFFIX in sizes)
 
 
-def _extents(index: Index, first: int, end: int) -> Iterator[Extent]:
-    """Yield the non-empty extents of the subpartitions ``first..end-1``, region by region."""
-    for region, row in enumerate(index.entries[:, first:end]):
-        for subpartition in np.flatnonzero(row["bytes"]).tolist():
-            yield extent_of(row[subpartition], region, first + subpartition)
+def _extents(part: IndexPart) -> Iterator[Extent]:
+    """Yield the non-empty extents of a block, region by region."""
+    for region, row in enumerate(part.entries):
+        for at in np.flatnonzero(row["bytes"]).tolist():
+            yield extent_of(row[at], region, part.first + at)

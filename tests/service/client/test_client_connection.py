@@ -305,6 +305,7 @@ def test_a_host_that_refuses_is_not_hidden_by_an_address_that_this_host_cannot_u
 
     named(monkeypatch, *addresses)
     monkeypatch.setattr(calls, "create_connection", without_ipv6)
+    monkeypatch.setattr(client_connection, "_has_ipv6", lambda: False)
     with refused_address() as refused:
         port = refused.rpartition(":")[2]
         connection = ClientConnection(Dial(f"some.example:{port}", None, None, PATIENCE), lambda: True)
@@ -327,6 +328,7 @@ V4, V6 = "127.0.0.1", "::1"
         ({V4: errno.EMFILE, V6: errno.EAFNOSUPPORT}, errno.EMFILE),
         ({V6: errno.EADDRNOTAVAIL, V4: errno.ENETUNREACH}, errno.ENETUNREACH),
         ({V6: errno.EADDRNOTAVAIL}, errno.EADDRNOTAVAIL),
+        ({V6: errno.EADDRNOTAVAIL, V4: errno.ECONNREFUSED}, errno.ECONNREFUSED),
     ],
     ids=lambda each: (
         " and ".join(f"{errno.errorcode[number]} at {address}" for address, number in each.items())
@@ -345,6 +347,34 @@ def test_of_several_addresses_the_error_tells_what_is_short_here_and_else_what_t
 
     named(monkeypatch, *list(failures)[::turn])
     monkeypatch.setattr(calls, "create_connection", failing)
+    monkeypatch.setattr(client_connection, "_has_ipv6", lambda: False)
+    connection = ClientConnection(Dial("some.example:1", None, None, PATIENCE), lambda: True)
+    with closing(connection), pytest.raises(OSError) as caught:
+        connection.connect()
+    assert caught.value.errno == told
+
+
+@pytest.mark.parametrize(
+    ("bind", "told"),
+    [(None, errno.EADDRNOTAVAIL), (errno.EADDRNOTAVAIL, errno.ECONNREFUSED)],
+    ids=["with IPv6", "without"],
+)
+def test_where_there_is_ipv6_a_lack_of_ports_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, bind: int | None, told: int
+) -> None:
+    failures = {V6: errno.EADDRNOTAVAIL, V4: errno.ECONNREFUSED}
+
+    def failing(address: tuple[str, int], *_: float) -> socket.socket:
+        raise OSError(failures[address[0]], "")
+
+    def bound(one: socket.socket, address: tuple[str, int]) -> None:
+        assert (one.family, one.type, address) == (socket.AF_INET6, socket.SOCK_DGRAM, (V6, 0))
+        if bind is not None:
+            raise OSError(bind, "")
+
+    named(monkeypatch, V4, V6)
+    monkeypatch.setattr(calls, "create_connection", failing)
+    monkeypatch.setattr(calls, "bind", bound)
     connection = ClientConnection(Dial("some.example:1", None, None, PATIENCE), lambda: True)
     with closing(connection), pytest.raises(OSError) as caught:
         connection.connect()

@@ -144,6 +144,26 @@ def test_a_system_without_a_thread_for_it_is_asked_again_later(monkeypatch: pyte
     assert resolve("localhost", 20.0)
 
 
+@pytest.mark.parametrize(
+    "error", [socket.gaierror(socket.EAI_MEMORY, "Memory allocation failure"), MemoryError()], ids=repr
+)
+def test_a_resolver_that_lacks_memory_says_nothing_of_the_name(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    system = resolution._ask_system
+
+    def lacking(host: str, flags: int = 0) -> tuple[str, ...]:
+        if flags:
+            return system(host, flags)
+        raise error
+
+    monkeypatch.setattr(resolution, "_ask_system", lacking)
+    with pytest.raises(OSError) as caught:
+        resolve(NAME, 20.0)
+    assert caught.value.errno == errno.ENOMEM
+    assert caught.value.__cause__ is error
+
+
 def test_a_resolver_that_lacks_descriptors_says_nothing_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says the same of a name that no host has. The next question is a new one."""
     system = resolution._ask_system

@@ -51,6 +51,7 @@ def test_a_shortage_of_this_process_is_found_behind_the_errors_that_it_caused(er
         ProtocolError("odd"),
         StateError("closed"),
         NotImplementedError("a codec"),
+        RuntimeError("dictionary changed size during iteration"),
         InsufficientBuffersError("too small a pool"),
     ],
     ids=repr,

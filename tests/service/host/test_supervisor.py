@@ -184,16 +184,30 @@ def test_it_goes_on_where_the_rendezvous_cannot_be_used(
     assert supervisor._is_dissolved("/nowhere", Life.OVER) is False
 
 
-def test_a_problem_of_every_tick_is_logged_once(
+def test_a_problem_of_every_tick_is_logged_when_it_begins_and_when_it_is_another(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object) -> None:
-        raise UsageError("open to others, says the test of the log")
+    problems: list[Exception | None] = [
+        *[UsageError("open to others")] * 3,
+        *[OSError("a full disk")] * 2,
+        None,
+        *[OSError("a full disk")] * 2,
+    ]
+    left = iter(problems)
 
-    monkeypatch.setattr(rendezvous, "dissolve", fail)
-    for _ in range(3):
-        supervisor._is_dissolved("/nowhere", Life.OVER)
-    assert capsys.readouterr().err.count("says the test of the log") == 1
+    def dissolve(*_: object) -> bool:
+        problem = next(left)
+        if problem is not None:
+            raise problem
+        return True
+
+    monkeypatch.setattr(rendezvous, "dissolve", dissolve)
+    problem = supervisor.RecurringProblem("the rendezvous cannot be removed")
+    monkeypatch.setattr(supervisor, "_undissolved", problem)  # the process may have had one in another test
+    results = [supervisor._is_dissolved("/nowhere", Life.OVER) for _ in problems]
+    assert results == [problem is None for problem in problems]
+    logged = [line.partition("cannot be removed: ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert logged == ["open to others", "a full disk", "a full disk"]
 
 
 def test_it_ends_when_its_rendezvous_was_removed(started: Started) -> None:

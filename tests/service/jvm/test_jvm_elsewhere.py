@@ -56,9 +56,11 @@ def test_what_is_called_in_threads_returns_in_the_order_of_the_items(threads: in
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_where_there_are_too_few_threads_those_that_there_are_do_all(
+def test_where_there_are_too_few_threads_the_callers_own_makes_all_calls(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
+    """A call may need a thread itself, and waits for one: it would not get those that wait with it."""
+
     def look(number: int) -> tuple[int, str]:
         return number, threading.current_thread().name
 
@@ -66,9 +68,26 @@ def test_where_there_are_too_few_threads_those_that_there_are_do_all(
         start_only(patch, count)
         found = in_threads(look, range(20), 4, "looking")
     assert [number for number, _ in found] == list(range(20))
-    assert {name for _, name in found} == {"looking_0" if count else threading.current_thread().name}
+    assert {name for _, name in found} == {threading.current_thread().name}
+    assert not any(thread.name.startswith("looking") for thread in threading.enumerate())
 
 
 def test_what_a_call_in_a_thread_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         in_threads(lambda number: 1 // number, [1, 0, 1], 2, "looking")
+
+
+@pytest.mark.parametrize("count", [1, 0])
+def test_after_an_error_no_further_call_begins(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    called = []
+
+    def look(number: int) -> None:
+        called.append(number)
+        if number == 3:
+            raise KeyError("a bug")
+
+    with monkeypatch.context() as patch:
+        start_only(patch, count)
+        with pytest.raises(KeyError):
+            in_threads(look, range(20), 1, "looking")
+    assert called == [0, 1, 2, 3]

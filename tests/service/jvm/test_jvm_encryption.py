@@ -148,7 +148,7 @@ def test_an_engine_that_cannot_encrypt_says_so_in_its_greeting(
     status, text = refused.reply()
     assert status == FAILED
     assert b"this Python lacks the package cryptography" in text
-    assert text.endswith(b"pip install 'sortshuffle[encryption]'")
+    assert text.endswith(b"pip install 'cryptography>=41'")
     assert refused.is_closed()
     monkeypatch.undo()
     assert engine.connect(KEY).port != 0

@@ -14,6 +14,7 @@ from sortshuffle.service.jvm.lost_blocks import (
     LostBlocksError,
     is_no_loss,
     joined,
+    raise_for,
     with_all_lost,
     without_frames,
 )
@@ -74,6 +75,22 @@ def test_another_look_that_finds_nothing_or_fails_leaves_what_is_known(
 )
 def test_an_error_that_says_nothing_of_a_map_output_is_no_loss(answer: object, says_nothing: bool) -> None:
     assert is_no_loss(answer) is says_nothing
+
+
+def test_losses_are_raised_and_other_errors_logged(caplog: pytest.LogCaptureFixture) -> None:
+    answers = [b"records", MissingDataError(Place("file"), "gone"), OSError("no room"), MemoryError()]
+    with caplog.at_level(logging.WARNING), pytest.raises(LostBlocksError) as caught:
+        raise_for([LOCAL, SILENT], answers, shuffle=3)
+    assert caught.value.blocks == (1, 2, 4)
+    assert "what else is lost of shuffle 3 cannot be told: no room" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), ServiceUnavailableError("odd")])
+def test_where_nothing_is_lost_whatever_error_there_is_is_raised(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        raise_for([], [b"records", error, MemoryError()], shuffle=3)
+    assert caught.value is error
+    raise_for([], [b"records"], shuffle=3)
 
 
 def test_an_error_that_is_kept_holds_no_frames_nor_do_those_that_it_came_from() -> None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import random
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from serving import no_descriptor_left
 
 from sortshuffle.errors import CorruptDataError, MissingDataError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import ENTRY
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm import outputs as module
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import (
     IDLE,
     IndexedMapOutput,
@@ -31,6 +34,8 @@ from sortshuffle.service.jvm.outputs import (
     SmallMapOutput,
     WrittenPair,
 )
+from sortshuffle.service.jvm.protocol import Block, ReadRequest
+from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.small_outputs import OVERHEAD_BYTES, SmallOutput
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.writing.placed_partition import PlacedResultPartition
@@ -38,6 +43,16 @@ from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 
 SMALL, LARGE = 100, 300 * KIB
 SHUFFLE = 3
+
+
+class Nowhere:
+    """No map output is elsewhere."""
+
+    def blocks(self, request: ReadRequest, numbered: object) -> NoReturn:
+        raise AssertionError("all map outputs are here")
+
+
+NOWHERE = Nowhere()
 
 
 class Clock:
@@ -66,6 +81,11 @@ def write(
         data = random.Random(map_id).randbytes(size * subpartitions)
         partition.write(PlacedRecords(ids, (ids + 1) * np.int32(size), data))
         return partition.finish(WRITER)
+
+
+def _records_of(map_id: int, size: int, subpartitions: int, first: int, end: int) -> bytes:
+    data = random.Random(map_id).randbytes(size * subpartitions)
+    return data[first * size : end * size]
 
 
 def known(outputs: MapOutputs, map_id: int, shuffle: int = SHUFFLE) -> MapOutput:
@@ -97,6 +117,46 @@ def test_one_that_was_found_is_known(homes: list[str], size: int) -> None:
         found = known(outputs, map_id)
         assert (found.file, found.file_id, found.subpartitions) == (file, id_of(map_id), 2)
         assert known(outputs, map_id) is found
+
+
+def test_a_request_holds_some_entries_of_each_index_and_no_open_file(
+    homes: list[str], tmp_path: Path
+) -> None:
+    """A reduce task may want 2,000 map outputs, whose indexes take more memory than the engine has."""
+    subpartitions, count = 4000, 20
+    outputs = MapOutputs(lambda: homes, KnownOutputs(most_index_bytes=0, most_files=1))
+    for map_id in range(count):
+        write(outputs, map_id, 100, subpartitions)  # 400 KB of records: too large to be kept whole
+    blocks = tuple(Block(map_id, 0, 7, 9, 0, id_of(map_id)) for map_id in range(count))
+    reader = BlockReader(ReadRequest(SHUFFLE, ("here:1",), blocks), outputs, "here:1", NOWHERE)
+    tracemalloc.start()
+    try:
+        reader.locate()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    entries = subpartitions * ENTRY.itemsize
+    assert peak > entries, "indexes are counted"
+    assert held < 2 * entries  # of the one map output that is kept; all together take 20 times as much
+    assert len(open_files(tmp_path)) <= 1
+
+    data = b"".join(map(bytes, reader.pieces()))
+    assert data == b"".join(_records_of(map_id, 100, subpartitions, 7, 9) for map_id in range(count))
+    assert reader.totals().local_blocks == count
+    reader.close()
+
+
+def test_what_is_lost_while_a_request_holds_only_a_part_of_its_index_is_lost(homes: list[str]) -> None:
+    outputs = MapOutputs(lambda: homes, KnownOutputs(most_index_bytes=0, most_files=1))
+    files = [write(outputs, map_id, LARGE) for map_id in range(4)]
+    blocks = tuple(Block(map_id, 0, 0, 2, 0, id_of(map_id)) for map_id in range(4))
+    reader = BlockReader(ReadRequest(SHUFFLE, ("here:1",), blocks), outputs, "here:1", NOWHERE)
+    reader.locate()
+    for at in (1, 2):
+        os.unlink(files[at].data_path)
+    with pytest.raises(LostBlocksError) as caught:
+        list(reader.pieces())
+    assert caught.value.blocks == (1, 2)
 
 
 def test_homes_are_asked_for_anew_each_time(homes: list[str]) -> None:
@@ -152,8 +212,8 @@ def test_data_files_of_large_ones_are_kept_open_up_to_a_number(homes: list[str])
 
 
 def test_indexes_are_kept_up_to_a_size(homes: list[str]) -> None:
-    """56 bytes an extent, and 8 for its size."""
-    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_index_bytes=3 * 64 * 1000))
+    """56 bytes an extent."""
+    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_index_bytes=3 * 56 * 1000))
     files = [write(outputs, map_id, KIB, subpartitions=1000) for map_id in range(5)]
     for map_id in range(5):
         known(outputs, map_id)
