@@ -63,7 +63,7 @@ class PickledSizes:
         ``flush`` to send what is held, and assume that later objects are as large."""
         usual = self._probe_mean
         if usual and size > SURPRISE * usual:
-            expected = self._mean * size / usual
+            expected = self._mean * size / usual if self._mean else float(size)  # nothing was sent yet
             flush()
             self._expect(expected)
             self._probe_mean = size

@@ -59,3 +59,12 @@ def test_a_surprise_is_flushed_before_and_then_expected_of_all() -> None:
     sizes.probed(10_000, lambda: seen.append(sizes.most_in_chunk))
     assert seen == [MOST_OBJECTS]
     assert sizes.most_in_chunk == CHUNK_BYTES // (10 * 10_000 // 125)  # the probes' mean was 125
+
+
+def test_a_surprise_before_anything_was_sent_is_expected_of_all() -> None:
+    sizes = PickledSizes(MEMORY)
+    sizes.probed(30, never)
+    seen = []
+    sizes.probed(1000, lambda: seen.append(sizes.most_in_chunk))
+    assert seen == [1]
+    assert sizes.most_in_chunk == CHUNK_BYTES // 1000

@@ -21,6 +21,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,7 +54,7 @@ class PortableHashSelector:
         """Return one id per key. Raises TypeError for an unhashable key, and what `portable_hash` raises in
         a process without PYTHONHASHSEED, whose hashes differ from those of others."""
         portable_hash(None)
-        hashes = np.fromiter(_portable_hashes(keys), np.int64, len(keys))
+        hashes = np.fromiter(portable_hashes(keys), np.int64, len(keys))
         return (hashes % self.subpartitions).astype(id_dtype(self.subpartitions))
 
 
@@ -103,12 +104,17 @@ class RoundRobinKeySelector:
         return ids.astype(id_dtype(self.subpartitions))
 
 
+# whose NaN has another hash in each process
+_MAY_BE_NAN = (float, complex, Decimal, np.floating, np.complexfloating)
+
 KeySelectors = PortableHashSelector | FunctionKeySelector | RangeKeySelector | RoundRobinKeySelector
 
 
-def _portable_hashes(keys: Sequence[Any]) -> Iterable[int]:
+def portable_hashes(keys: Sequence[Any]) -> Iterable[int]:
+    """Return PySpark's `portable_hash` of each key, the same in every process. That of NaN is 0. Python's
+    differs from object to object, so with PySpark's a task that runs again would place it elsewhere."""
     types = set(map(type, keys))
-    if any(issubclass(each, tuple) for each in types):
+    if any(issubclass(each, (tuple, *_MAY_BE_NAN)) for each in types):
         return map(_portable_hash, keys)
     if type(None) in types:
         return (0 if key is None else hash(key) for key in keys)
@@ -116,12 +122,13 @@ def _portable_hashes(keys: Sequence[Any]) -> Iterable[int]:
 
 
 def _portable_hash(key: Any) -> int:
-    """Compute `portable_hash` without its look at the environment. The hash of a tuple is CPython 2.7's
+    """Compute one hash, without PySpark's look at the environment. The hash of a tuple is CPython 2.7's
     (Objects/tupleobject.c), without its changing multiplier."""
     if key is None:
         return 0
     if not isinstance(key, tuple):
-        return hash(key)
+        is_nan = isinstance(key, _MAY_BE_NAN) and key != key
+        return 0 if is_nan else hash(key)
     mixed = 0x345678
     for each in key:
         mixed = ((mixed ^ _portable_hash(each)) * 1000003) & sys.maxsize

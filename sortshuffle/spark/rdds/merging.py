@@ -37,6 +37,7 @@ from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.aggregations import BATCH, GroupTable, Table
 from sortshuffle.spark.rdds.grouping import LongGroup
+from sortshuffle.spark.rdds.key_selectors import portable_hashes
 from sortshuffle.spark.rdds.spilling import NewFile, RecordSpillFile, SpilledPart
 from sortshuffle.spark.rdds.streams import tuples_of
 
@@ -201,9 +202,11 @@ class _Spill:
         return buckets
 
     def _bucket_of(self, keys: list[Any]) -> npt.NDArray[np.uint8]:
-        """Return this level's bits of a hash of each key. Python's hash of an int is the int itself, so the
-        finalizer of splitmix64 (Steele, Lea, Flood, 2014) mixes the bits: each then depends on all."""
-        mixed = np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
+        """Return this level's bits of a hash of each key. It is the same in every process: keys come bucket
+        by bucket, and a task that runs again must return them in the same order. Python's hash of an int is
+        the int itself, so the finalizer of splitmix64 (Steele, Lea, Flood, 2014) mixes the bits: each then
+        depends on all."""
+        mixed = np.fromiter(portable_hashes(keys), np.int64, len(keys)).view(np.uint64)
         mixed ^= mixed >> np.uint64(30)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(27)

@@ -91,14 +91,18 @@ class Sorting:
             yield piece
 
     def _next_piece(self, heads: Sequence[_Head]) -> list[Any]:
-        """Take the loaded records that come before all records that are not loaded, and sort them."""
+        """Take the loaded records that come before all records that are not loaded, and sort them. Of the run
+        whose piece ends first that is all of it. So each step makes progress, also if keys have no total
+        order, such as NaN: then a search in them may find nothing."""
         ends = [head.keys[-1] for head in heads]
         nearest = max if self.reverse else min
         first = nearest(range(len(ends)), key=ends.__getitem__)
         piece: list[Any] = []
         for at, head in enumerate(heads):
             # the run whose piece ends first may go on with equal records, which precede those of later runs
-            piece += head.take(self._up_to(head, ends[first], at <= first))
+            is_whole = at == first
+            end = len(head.keys) if is_whole else self._up_to(head, ends[first], at < first)
+            piece += head.take(end)
         piece.sort(key=self.key, reverse=self.reverse)
         return piece
 

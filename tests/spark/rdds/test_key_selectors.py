@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import struct
 from collections import namedtuple
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from pyspark.errors import PySparkRuntimeError
 
 from sortshuffle.spark.rdds.key_selectors import FunctionKeySelector, PortableHashSelector, selector_of
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates()
+FLOATS = st.floats(allow_nan=False)
+PLAIN = st.none() | st.booleans() | st.integers() | FLOATS | st.text() | st.binary() | st.dates()
 KEYS = st.recursive(PLAIN, lambda keys: st.tuples(keys) | st.tuples(keys, keys, keys) | st.frozensets(PLAIN))
 Point = namedtuple("Point", "x y")
 
@@ -29,6 +32,23 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.lists(KEYS), st.integers(1, 2**31 - 1))
 def test_any_keys_are_placed_by_portable_hash(keys: list[Any], count: int) -> None:
     assert PortableHashSelector(count).assign(keys).tolist() == [portable_hash(key) % count for key in keys]
+
+
+@pytest.mark.parametrize(
+    "nan",
+    [math.nan, np.float64("nan"), np.float32("nan"), complex(0, math.nan), Decimal("nan")],
+    ids=repr,
+)
+def test_nan_has_one_place_wherever_the_object_lies(nan: Any) -> None:
+    """Python hashes it by its address, so a task that runs again would send it elsewhere."""
+    keys = [nan, (nan, 1), ("a", (nan,))]
+    places = [PortableHashSelector(1009).assign([key]).tolist() for key in keys]
+    assert places == [[portable_hash(key) % 1009] for key in (0, (0, 1), ("a", (0,)))]
+    assert PortableHashSelector(1009).assign([1.5, nan, *keys]).tolist() == [
+        portable_hash(1.5) % 1009,
+        0,
+        *(place for (place,) in places),
+    ]
 
 
 @given(st.lists(st.integers() | st.booleans()), st.integers(1, 1000))

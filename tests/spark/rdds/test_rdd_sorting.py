@@ -4,8 +4,11 @@ memory; the sample is PySpark's."""
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
+from math import nan
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -113,6 +116,27 @@ def test_stopiteration_out_of_a_key_function_is_an_error(tmp_path: Path) -> None
 
     with pytest.raises(PySparkRuntimeError, match="too early"):
         list(sorting(tmp_path, 1 << 20, by_key(stops)).sort([[(1, 1), (2, 1)]]))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_runs_without_a_total_order_are_merged_too(tmp_path: Path, reverse: bool) -> None:
+    """A search in such a run may find nothing that could be taken, in any step."""
+    runs = [[5.0, 6.0, 7.0, nan, 1.0], [2.0, 8.0]]
+    if reverse:
+        runs = [[-each for each in run] for run in runs]
+    merged = sorting(tmp_path, 1 << 20, float, reverse).merge([iter([run]) for run in runs])
+    records = [record for piece in islice(merged, 100) for record in piece]
+    assert Counter(map(str, records)) == Counter(map(str, chain(*runs)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats() | st.just(nan), min_size=100, max_size=400), st.booleans())
+def test_every_record_comes_once_whatever_its_key(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[float], reverse: bool
+) -> None:
+    sort = sorting(tmp_path_factory.mktemp("runs"), 2 * KIB, float, reverse)
+    found = [record for piece in islice(sort.sort(chunked(keys, 10)), 10_000) for record in piece]
+    assert Counter(map(repr, found)) == Counter(map(repr, keys))
 
 
 # ---- ranges -------------------------------------------------------------------------------------------
