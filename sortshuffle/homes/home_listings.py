@@ -23,7 +23,9 @@ from sortshuffle.storage.files.partitioned_file import (
     PartitionedFile,
 )
 
-BLOCK_DIRECTORY_DIGITS = 2  # hexadecimal, of the directories in which Spark's DiskBlockManager puts its files
+# The directories in which Spark's DiskBlockManager puts its files have hexadecimal numbers of at least two
+# digits: more if spark.diskStore.subDirectories is above 256
+_BLOCK_DIRECTORY = re.compile(r"[0-9a-f]{2,}")
 
 # Spark's index file of a task attempt's shuffle output, which Spark writes first. A checksum file does not
 # show that Spark still knows the attempt: its external service leaves the checksums of what it removes
@@ -183,7 +185,7 @@ def _home_names(names: list[str], before: _HomeNames | None) -> _HomeNames:
 
 
 def _block_directories(names: list[str], before: list[str] | None) -> list[str]:
-    return [name for name in names if len(name) == BLOCK_DIRECTORY_DIGITS]
+    return [name for name in names if _BLOCK_DIRECTORY.fullmatch(name)]
 
 
 def _control_files(names: list[str], before: _ControlFiles | None) -> _ControlFiles:

@@ -37,6 +37,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
 from sortshuffle.storage.files.spare_files import SpareKeeper
 
+_BLOCK_DIRECTORY = "[0-9a-f][0-9a-f]*"  # in which Spark's DiskBlockManager puts a file; usually two digits
 BLOCKS = "blockmgr-*"  # an executor's local directories, in those that Spark makes for the application
 # seconds; a file is created before it is locked, and renamed before it is unlocked. Both take microseconds,
 # so a partial file that was not written to for this long is not between these steps
@@ -101,8 +102,8 @@ def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
     ``directories``: executors' local directories, or those above, which Spark makes for the application."""
     name = f"shuffle_*_{attempt}_0.*"
     for directory in map(glob.escape, directories):
-        yield from calls.iglob(os.path.join(directory, "??", name))
-        yield from calls.iglob(os.path.join(directory, BLOCKS, "??", name))
+        yield from calls.iglob(os.path.join(directory, _BLOCK_DIRECTORY, name))
+        yield from calls.iglob(os.path.join(directory, BLOCKS, _BLOCK_DIRECTORY, name))
 
 
 def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list[str]:

@@ -67,7 +67,7 @@ def is_running(pid: int, started: int) -> bool:
 def executor_pid() -> int:
     """Return the JVM that this worker works for: its nearest ancestor that runs Java, or else its parent."""
     pid = os.getppid()
-    while pid > 1:
+    while pid > 0:  # in a container the JVM may be process 1
         fields = _stat_fields(pid)
         if fields is None:
             break

@@ -25,7 +25,7 @@ from serving import no_descriptor_left
 
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
-from sortshuffle.homes import lifetime, loss
+from sortshuffle.homes import lifetime, loss, processes
 from sortshuffle.homes.home_listings import HomeListings
 from sortshuffle.homes.host import host_name
 from sortshuffle.homes.lifetime import (
@@ -317,6 +317,14 @@ def test_the_executor_is_the_nearest_ancestor_that_is_java(tmp_path: Path, betwe
     ends = between.replace("sh -c ", "")[::-1].replace("'", "; true'").replace('"', '; true"')
     with running(str(java), "-c", f"{between}{sys.executable} {program}{ends}; true") as process:
         assert process.communicate()[0].split() == [str(process.pid)]
+
+
+def test_the_executor_may_be_process_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose shell has replaced itself by Spark's JVM."""
+    parents = {os.getppid(): "1", 1: "0"}
+    monkeypatch.setattr(processes, "_stat_fields", lambda pid: ["S", parents[pid]])
+    monkeypatch.setattr(processes, "_command", lambda pid: "java" if pid == 1 else "python")
+    assert executor_pid() == 1
 
 
 def test_without_java_the_executor_is_the_parent() -> None:
@@ -766,15 +774,17 @@ def test_the_newest_file_of_a_pair_tells_its_age(home: Path, owner: Owner, newes
     assert dead_attempts(home, owner) == []
 
 
-@pytest.mark.parametrize("directory", ["0a", "3f"])
+@pytest.mark.parametrize("directory", ["0a", "3f", "3e7"])  # the last by spark.diskStore.subDirectories=1000
 @pytest.mark.parametrize("name", ["shuffle_0_204_0.index", "shuffle_99_204_0.index"])
 def test_a_finished_pair_lives_as_long_as_sparks_own_shuffle_file(
     home: Path, owner: Owner, local: Path, directory: str, name: str
 ) -> None:
     aged(write_pair(home, Pair(2)), 10_000)
+    (local / directory).mkdir(exist_ok=True)
     control = local / directory / name
     control.touch()
     assert dead_attempts(home, owner) == []
+    assert list(control_files([str(local)], 204)) == [str(control)]
     control.unlink()
     assert dead_attempts(home, owner) == [204]
 
