@@ -20,9 +20,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -270,7 +271,8 @@ class Variance(Function):
 
     A state is the number of values, their mean, and the sum of the squared distances from it. States are
     combined as in Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances" (1979), for any number of states at once.
+    variances" (1979), for any number of states at once. The mean of a group is reckoned from its first value,
+    so it is exact if all are equal, and their variance 0.
     """
 
     sample: bool
@@ -291,9 +293,15 @@ class Variance(Function):
         counts, means, distances = map(numbers, states)
         with np.errstate(invalid="ignore", over="ignore"):
             totals = segments.sums(counts)
-            mean = segments.sums(means * counts) / np.maximum(totals, 1)
-            from_mean = segments.arranged(means) - np.repeat(mean, segments.sizes())
-            between = np.where(segments.arranged(counts) > 0, from_mean * from_mean, 0.0)
+            has_values = segments.arranged(counts) > 0
+            arranged = segments.arranged(means)
+            first = _first_of(arranged, has_values, segments)
+            from_first = np.where(has_values, arranged - np.repeat(first, segments.sizes()), 0.0)
+            weighted = from_first * segments.arranged(counts)
+            of_groups = np.add.reduceat(weighted, segments.starts) if segments.count else weighted
+            mean = first + of_groups / np.maximum(totals, 1)
+            from_mean = arranged - np.repeat(mean, segments.sizes())
+            between = np.where(has_values, from_mean * from_mean, 0.0)
             within = segments.sums(distances)
             if segments.count:
                 within += np.add.reduceat(segments.arranged(counts) * between, segments.starts)
@@ -306,6 +314,18 @@ class Variance(Function):
             result = distances / np.maximum(divisors, 1)
             result = np.sqrt(result) if self.root else result
         return nullable(result, divisors > 0)
+
+
+def _first_of(
+    values: npt.NDArray[Any], are_valid: npt.NDArray[np.bool_], segments: Segments
+) -> npt.NDArray[Any]:
+    """Return the first valid value of each group, 0 for groups without one. ``values``, ``are_valid``: in the
+    order of the groups."""
+    if not segments.count:
+        return np.zeros(0)
+    places = np.where(are_valid, np.arange(segments.rows), segments.rows - 1)
+    firsts = np.minimum.reduceat(places, segments.starts)
+    return np.where(np.logical_or.reduceat(are_valid, segments.starts), values[firsts], 0.0)
 
 
 def refuse_overflow(label: str, kind: str, instead: str) -> NoReturn:

@@ -145,8 +145,8 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         try:
             return own.zip(other._on_bases() if is_frame else other)
         except AnalysisException:
-            if not self._is_in_python or (is_frame and other._is_in_python):
-                raise  # the plans of both frames are the same, or have two stages
+            if self._is_in_python == (is_frame and other._is_in_python):
+                raise  # the plans of both frames are the same, or each begins with a stage of its own
         own = self._to_spark()
         return own.zip(other._to_spark() if is_frame else other)
 

@@ -37,6 +37,7 @@ from pyspark.sql.types import (
 
 from sortshuffle import calls
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.parquet.fitting import INT96_MENDED
 from sortshuffle.spark.plan.chain import Chain
 from sortshuffle.spark.plan.coalescing import for_action
 from sortshuffle.spark.plan.staging import plan_stage
@@ -262,6 +263,8 @@ def _is_int96(spark: Any, schema: StructType) -> bool:
         raise UnsupportedError(f"only Spark writes by {TIMESTAMPS}={chosen}")
     if TimestampNTZType in kinds:
         raise UnsupportedError("only Spark writes timestamps with and without a time zone in different ways")
+    if int(pa.__version__.partition(".")[0]) < INT96_MENDED:
+        raise UnsupportedError(f"only Spark writes INT96, with a pyarrow before {INT96_MENDED}")
     return True
 
 

@@ -134,8 +134,7 @@ def spark_schema(
     """
     note = (metadata or {}).get(SPARK_NOTE)
     if note is not None:
-        schema = _schema_of_note(note, place)
-        return st.StructType([_nullable_field(field) for field in schema.fields])
+        return nullable(_schema_of_note(note, place))
     return st.StructType(
         [st.StructField(field.name, spark_type(field, rules, field.name, place)) for field in fields]
     )
@@ -151,13 +150,19 @@ def _schema_of_note(note: bytes, place: str) -> st.StructType:
         ) from error
 
 
+def nullable(schema: st.StructType) -> st.StructType:
+    """Return the schema with nulls allowed at all depths, as Spark has that of every file: a file may lack a
+    column, or contradict whoever declared it."""
+    return st.StructType([_nullable_field(field) for field in schema.fields])
+
+
 def _nullable_field(field: st.StructField) -> st.StructField:
     return st.StructField(field.name, _nullable(field.dataType), True, field.metadata)
 
 
 def _nullable(kind: st.DataType) -> st.DataType:
     if isinstance(kind, st.StructType):
-        return st.StructType([_nullable_field(field) for field in kind.fields])
+        return nullable(kind)
     if isinstance(kind, st.ArrayType):
         return st.ArrayType(_nullable(kind.elementType))
     if isinstance(kind, st.MapType):

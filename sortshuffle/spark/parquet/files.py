@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.parquet.file_schema import file_fields, spark_schema
+from sortshuffle.spark.parquet.file_schema import file_fields, nullable, spark_schema
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
 from sortshuffle.spark.parquet.finding import (
     FoundFiles,
@@ -156,7 +156,8 @@ def _columns(
     in_paths = st.StructType() if partitions is None else partitions.columns
     if declared is not None:
         check_names(declared, case_sensitive, "the schema")
-        return with_partitions(without_columns(declared, in_paths, case_sensitive), in_paths, case_sensitive)
+        own = nullable(without_columns(declared, in_paths, case_sensitive))
+        return with_partitions(own, in_paths, case_sensitive)
     sources = schema_files(listed, settings.merge_schema)
     if not sources:
         raise UsageError(

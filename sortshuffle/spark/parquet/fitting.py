@@ -11,6 +11,10 @@ have the requested values, in a type that `spark.conforming.conform` converts to
 The old calendar: Spark before 3.0 wrote dates before 1582-10-15, and timestamps before 1900, in another
 calendar. Footers say whether that is so. If a footer does, or if it says nothing and the mode is not
 CORRECTED, such values are refused. All others are the same in both calendars.
+
+INT96: before `INT96_MENDED`, pyarrow wrote times before 1970 with a negative time of the day (Apache Arrow's
+issue 48246). Spark reads them as they were meant, and pyarrow as times 584 years later. So such columns of
+its files are refused.
 """
 
 from __future__ import annotations
@@ -61,6 +65,16 @@ class Calendars:
         return self.int96 if leaf.physical == "INT96" else self.datetime
 
 
+INT96_MENDED = 23
+"""The release of pyarrow that writes times before 1970 as INT96 in a way that itself reads."""
+
+
+def reads_int96(writer: str | None) -> bool:
+    """Return whether pyarrow reads all INT96 values of a file. ``writer``: what its footer says."""
+    match = re.match(r"parquet-cpp(-arrow)? version (\d+)", writer or "")
+    return match is None or (bool(match[1]) and int(match[2]) >= INT96_MENDED)
+
+
 def _before(version: bytes, major: int, minor: int) -> bool:
     match = re.match(rb"(\d+)\.(\d+)", version)
     return match is not None and (int(match[1]), int(match[2])) < (major, minor)
@@ -79,11 +93,13 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Fits the columns of one file. ``place``: names the file in errors."""
+    """Fits the columns of one file. ``place``: names the file in errors. ``reads_int96``: whether pyarrow
+    reads all its INT96 values."""
 
     rules: FileRules
     calendars: Calendars
     place: str
+    reads_int96: bool
 
     def column(
         self, name: str, fields: Sequence[FileField], wanted: st.DataType, wire: pa.DataType
@@ -156,6 +172,12 @@ class Fitting:
         target = target_of(leaf, field.arrow, wanted, wire)
         if target is None:
             raise self._mismatch(field, wanted, path)
+        if leaf.physical == "INT96" and not self.reads_int96:
+            raise UnsupportedError(
+                f"{self.place}: column '{path}' is stored as INT96 by pyarrow before {INT96_MENDED}, whose"
+                " times before 1970 only Spark reads as they were meant: read it with spark.read.parquet and"
+                " pass the DataFrame to sortshuffle.frame"
+            )
         convert = None
         if target != field.arrow:
             convert = functools.partial(_cast, target)

@@ -28,7 +28,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.parquet.file_schema import file_fields
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
-from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting
+from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting, reads_int96
 from sortshuffle.spark.parquet.packing import FileState, Piece
 from sortshuffle.spark.parquet.settings import FileRules
 from sortshuffle.writing.clustering import is_fixed_width
@@ -59,7 +59,8 @@ class ScanSource:
     def fitting(self, metadata: Any, path: str) -> Fitting:
         """Return the fitting of the file with this metadata."""
         calendars = Calendars.of(metadata.metadata, self.rules)
-        return Fitting(self.rules, calendars, f"the scan of {redact(path)}")
+        place = f"the scan of {redact(path)}"
+        return Fitting(self.rules, calendars, place, reads_int96(metadata.created_by))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ job then decides which files stay. An attempt that fails removes its own file.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as at
 
 from sortshuffle import calls
 from sortshuffle.options import MIB
@@ -73,6 +75,7 @@ class WriteParquet:
             compression=self.codec,
             use_deprecated_int96_timestamps=self.int96,
             store_schema=False,  # Arrow's types, which Spark's files lack
+            write_statistics=_columns_with_statistics(self.schema),
             store_decimal_as_integer=True,
         )
         # the schema's metadata are left out with the schema
@@ -81,6 +84,29 @@ class WriteParquet:
 
     def _name(self, partition: int, attempt: int) -> str:
         return f"part-{partition:05d}-{attempt}-{self.job}.{self.codec}.parquet"
+
+
+def _columns_with_statistics(schema: pa.Schema) -> list[str]:
+    """Return the Parquet paths of all leaves but floating-point ones. pyarrow leaves NaN out of the least and
+    the largest value, and Spark, which skips row groups by these, would lose rows. Spark's own writer counts
+    NaN, and its readers then ignore such statistics."""
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
+    floats = {path for path, kind in leaves if at.is_floating(kind)}
+    return [path for path, _ in leaves if path not in floats]
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the Parquet path and the type of each leaf of a column."""
+    if at.is_struct(kind):
+        for child in kind:
+            yield from _leaves(f"{path}.{child.name}", child.type)
+    elif at.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    elif at.is_list(kind) or at.is_large_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path, kind
 
 
 @dataclass(slots=True)

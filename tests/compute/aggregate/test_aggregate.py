@@ -483,6 +483,16 @@ def test_the_variance_of_close_values_far_from_zero_keeps_its_digits() -> None:
     assert found == [(1, pytest.approx(22.5, rel=1e-6))]  # the means have 7 digits behind the point
 
 
+@pytest.mark.parametrize("value", [0.1, 1e308, -1e308, 5e-324])
+def test_the_variance_of_equal_values_is_0(value: float) -> None:
+    """As in Spark: a query may ask which groups are constant."""
+    rows = numbers_table(k=[1, 2, 1, 2, 1, 2, 3], v=[value, None, value, 1.0, value, 3.0, None])
+    case = Case(Variance(True, True), "v", pa.float64(), sum)
+    expected = [(1, 0.0), (2, pytest.approx(2**0.5)), (3, None)]
+    assert sorted(aggregated(rows, ["k"], [case])) == expected
+    assert sorted(aggregated(rows, ["k"], [case], range(7), memory=1)) == expected
+
+
 def test_keys_come_out_normalised_inside_of_structs_too() -> None:
     kind = pa.struct([("d", pa.float64()), ("f", pa.struct([("x", pa.float32())]))])
     column = pa.array(

@@ -128,6 +128,20 @@ def test_partitions_schema_and_options_go_all_the_way(spark: SparkSession, tmp_p
     assert ours.select("year").distinct().count() == 2
 
 
+def test_a_schema_that_forbids_nulls_does_not_deny_those_of_the_files(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark allows nulls in all that it reads from files. Otherwise its planner would drop them."""
+    write(tmp_path / "f.parquet", {"a": pa.array([1, 2, None], pa.int32()), "s": [[{"n": None}], None, []]})
+    wanted = "a int not null, s array<struct<n: int not null>> not null, missing string not null"
+    ours = sortshuffle.read(spark).schema(wanted).parquet(str(tmp_path))
+    plain = spark.read.schema(wanted).parquet(str(tmp_path))
+    assert ours.schema == plain.schema
+    assert printed(ours.toDF().collect()) == printed(plain.collect())
+    assert ours.toDF().filter("a is null").count() == 1
+    assert ours.toDF().selectExpr("count(a)", "count(missing)").collect() == [(2, 0)]
+
+
 def test_options_of_the_file_system_reach_the_workers_and_are_not_shown(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

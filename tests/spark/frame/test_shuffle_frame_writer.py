@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.frame.parquet_job import SPARK_SCHEMA_KEY, ParquetJob
+from sortshuffle.spark.frame.parquet_job import SPARK_SCHEMA_KEY, ParquetJob, _is_int96
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -240,6 +240,49 @@ def test_readers_find_what_they_find_in_sparks_files(
     assert writers(ours) == {writer}
     assert found_by_readers(ours) == found_by_readers(theirs)
     assert spark.read.parquet(str(ours)).collect() == spark.read.parquet(str(theirs)).collect()
+
+
+def test_spark_finds_nan_in_what_python_has_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark skips row groups by their statistics, in which pyarrow leaves NaN out."""
+    df = spark.sql(
+        "select d, float(d) f, struct(d, id) s, array(d) a, map(id, d) m, id from"
+        " values (1, 1D), (2, 1D), (3, double('NaN')) t(id, d)"
+    )
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    sortshuffle.frame(df).repartition(1).write.parquet(str(ours))
+    df.repartition(1).write.parquet(str(theirs))
+    for condition in ("d > 5", "d != 1", "d = double('NaN')", "f > 5", "s.d > 5", "s.id > 2", "id > 2"):
+        found, wanted = (
+            spark.read.parquet(str(path)).filter(condition).select("id").collect() for path in (ours, theirs)
+        )
+        assert found == wanted == [(3,)], condition
+
+    (file,) = data_files(ours)
+    group = pq.read_metadata(ours / file).row_group(0)
+    columns = [group.column(at) for at in range(group.num_columns)]
+    assert {each.path_in_schema: each.is_stats_set for each in columns} == {
+        "d": False,
+        "f": False,
+        "s.d": False,
+        "s.id": True,
+        "a.list.element": False,
+        "m.key_value.key": True,
+        "m.key_value.value": False,
+        "id": True,
+    }
+
+
+@pytest.mark.parametrize(("release", "writes"), [("22.0.0", False), ("23.0.0", True)])
+def test_spark_writes_int96_if_pyarrow_would_write_early_times_wrong(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, release: str, writes: bool
+) -> None:
+    monkeypatch.setattr(pa, "__version__", release)
+    schema = spark.sql("select timestamp'1969-12-31 23:59:59' t").schema
+    if writes:
+        assert _is_int96(spark, schema)
+    else:
+        with pytest.raises(UnsupportedError, match="only Spark writes INT96"):
+            _is_int96(spark, schema)
 
 
 def test_comments_and_texts_of_limited_length_are_kept(spark: SparkSession, tmp_path: Path) -> None:

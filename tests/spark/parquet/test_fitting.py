@@ -8,12 +8,14 @@ from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from oracle import confs
 from parquet_cases import ONE_SPLIT, found, ours, plain, same, write, write_annotated
 from pyspark.sql import SparkSession
 
 from sortshuffle.errors import SchemaMismatchError, UnsupportedError
+from sortshuffle.spark.parquet.fitting import reads_int96
 from sortshuffle.spark.schema import to_arrow
 
 MOMENT = dt.datetime(2024, 7, 1, 12)
@@ -218,6 +220,34 @@ def test_int96_of_an_unknown_calendar_have_a_mode_of_their_own(spark: SparkSessi
     assert same(spark, old, datetimeRebaseMode="EXCEPTION").rows
     with pytest.raises(UnsupportedError, match="int96RebaseMode"):
         ours(spark, old, int96RebaseMode="exception")
+
+
+@pytest.mark.parametrize(
+    ("writer", "is_read"),
+    [
+        ("parquet-cpp-arrow version 22.0.0", False),
+        ("parquet-cpp-arrow version 23.0.0", True),
+        ("parquet-cpp version 1.5.1-SNAPSHOT", False),
+        ("parquet-mr version 1.13.1 (build 1)", True),
+        ("DuckDB version 1.0", True),
+        ("", True),
+        (None, True),
+    ],
+)
+def test_int96_of_an_early_pyarrow_are_left_to_spark(writer: str | None, is_read: bool) -> None:
+    """It wrote times before 1970 in a way that only Spark reads."""
+    assert reads_int96(writer) is is_read
+
+
+def test_int96_of_an_early_pyarrow_are_refused_with_the_remedy(spark: SparkSession, tmp_path: Path) -> None:
+    path = write(tmp_path / "f.parquet", {"t": OLD["t"], "n": [1]}, use_deprecated_int96_timestamps=True)
+    assert pq.read_metadata(path).created_by == f"parquet-cpp-arrow version {pa.__version__}"
+    data = path.read_bytes()
+    early = b"parquet-cpp-arrow version 9.0.0".ljust(26 + len(pa.__version__))
+    path.write_bytes(data.replace(f"parquet-cpp-arrow version {pa.__version__}".encode(), early))
+    with pytest.raises(UnsupportedError, match=r"column 't' is stored as INT96 .*spark\.read\.parquet"):
+        ours(spark, path)
+    assert len(same(spark, path, schema="n long").rows) == 1
 
 
 @pytest.mark.parametrize("written", ["INT96", "TIMESTAMP_MICROS"])
