@@ -53,9 +53,8 @@ def conf(properties: bool, python: str | None) -> None:
         raise click.ClickException(f"the shuffle manager cannot be on: {reason}")
     if python is not None:
         before[PYTHON] = python
-    settings = [
-        f"{key}={value}" for key, value in manager_settings(jar_path(), sys.executable, before).items()
-    ]
+    found = manager_settings(jar_path(), sys.executable, before, release)
+    settings = [f"{key}={value}" for key, value in found.items()]
     click.echo("\n".join(map(_escaped, settings) if properties else map(_argument, settings)))
 
 

@@ -45,7 +45,7 @@ KEY_SIZES = (16, 24, 32)
 """Allowed sizes of an application's key in bytes, as for Spark's ``spark.io.encryption.keySizeBits``."""
 
 PACKAGE = "cryptography"
-REMEDY = "pip install 'sortshuffle[encryption]'"
+REMEDY = "pip install 'cryptography>=41'"
 
 _FILE_KEY_BYTES = 32
 _INFO = b"sortshuffle data file 2"

@@ -245,7 +245,7 @@ def test_a_python_without_the_package_says_what_to_install(
     assert why_no_encryption() == ""
     monkeypatch.setitem(sys.modules, f"cryptography.hazmat.{module}", None)
     assert "lacks the package cryptography" in why_no_encryption()
-    assert why_no_encryption().endswith("pip install 'sortshuffle[encryption]'")
+    assert why_no_encryption().endswith("pip install 'cryptography>=41'")
     with pytest.raises(WorkerSetupError, match="lacks the package cryptography"):
         KEY.of_file(FILE_ID)
 

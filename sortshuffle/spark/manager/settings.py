@@ -8,6 +8,8 @@ Only this module knows them. `configure()` gives them to a builder, and ``sortsh
     spark.driver.extraClassPath      its jar, first on the path, so that a driver's JVM starts with it
     spark.sortshuffle.manager.python the Python of the engine
 
+and with Spark 4.1, whose defaults may lose rows when a map task runs again, those of `ROW_CHECKSUMS`.
+
 `configure()` also gives `WANTED_DAEMON_MODULE`, which depends on the Python of the workers.
 
 All of these are settings of a SparkContext, fixed when it starts. Later ``spark.conf.set`` and
@@ -45,6 +47,12 @@ DIRECTORIES = "spark.sortshuffle.dir"
 PUSH = "spark.shuffle.push.enabled"
 SPARKS_SERVICE = "spark.shuffle.service.enabled"
 ENCRYPTION = "spark.io.encryption.enabled"
+NETWORK_ENCRYPTION = (
+    "spark.network.crypto.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
+"""With one of these, Spark encrypts all that its processes send each other, its own shuffles included."""
 
 SECRET = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.secret"
 """The application's secret in hex digits. The plugin's driver half makes and returns it, and Spark puts it
@@ -61,12 +69,24 @@ user has named another."""
 OLDEST, NEWEST = (4, 1), (4, 3)
 """Releases of Spark that the manager works with."""
 
+ROW_CHECKSUMS = {
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+}
+"""With these, Spark notices that a map task which runs again sends rows elsewhere than before. It then runs
+the stages again that have read them. They are the defaults since `CHECKS_ROWS`."""
+CHECKS_ROWS = (4, 2)
 
-def manager_settings(jar: str, python: str, before: Mapping[str, str]) -> dict[str, str]:
+
+def manager_settings(jar: str, python: str, before: Mapping[str, str], release: str) -> dict[str, str]:
     """Return the settings that turn the manager on. ``before``: the other settings, whose plugins, jars and
-    class path stay. ``python``: for the engine, unless ``before`` names one."""
+    class path stay. ``python``: for the engine, unless ``before`` names one. ``release``: of Spark; empty if
+    it is not known."""
     class_path = entries_of(before.get(DRIVER_CLASS_PATH, ""), os.pathsep)
+    checks_rows = bool(release) and _numbers(release) >= CHECKS_ROWS
+    wanted = {} if checks_rows else ROW_CHECKSUMS
     return {
+        **{key: value for key, value in wanted.items() if key not in before},
         SHUFFLE_MANAGER: MANAGER_CLASS,
         PLUGINS: ",".join([*_other_plugins(before), PLUGIN_CLASS]),
         JARS: ",".join([*_others(entries_of(before.get(JARS, "")), jar), jar]),
@@ -110,8 +130,7 @@ def manager_secret(conf: Mapping[str, str]) -> bytes:
 
 def why_not_with(release: str) -> str:
     """Return why the manager does not work with a release of Spark, such as 4.3.0; empty if it does."""
-    numbers = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
-    if OLDEST <= numbers <= NEWEST:
+    if OLDEST <= _numbers(release) <= NEWEST:
         return ""
     oldest, newest = (".".join(map(str, each)) for each in (OLDEST, NEWEST))
     return f"it works with Spark {oldest} to {newest}, and this is Spark {release}"
@@ -122,7 +141,8 @@ def why_not_beside(settings: Mapping[str, str]) -> str:
 
     Raises `OptionError` for a setting of this package that is not allowed.
     """
-    url = Options.of(settings).storage_url
+    options = Options.of(settings)
+    url = options.storage_url
     none = why_not_shared(url) if url else ""
     if none:
         return f"{DIRECTORIES} is {url}, and {none}"
@@ -133,7 +153,31 @@ def why_not_beside(settings: Mapping[str, str]) -> str:
         if is_true(settings, key):
             return f"it does not work with {what}. Set {key}=false"
     missing = why_no_encryption() if is_true(settings, ENCRYPTION) else ""
-    return f"{ENCRYPTION} is true, and {missing}" if missing else ""
+    return f"{ENCRYPTION} is true, and {missing}" if missing else why_unencrypted(settings, options)
+
+
+def why_unencrypted(settings: Mapping[str, str], options: Options) -> str:
+    """Return why rows would cross the network unencrypted where Spark's do not, and the remedy; empty if they
+    would not, or if Spark's do, too. ``options``: of these settings."""
+    asked = next((key for key in NETWORK_ENCRYPTION if is_true(settings, key)), "")
+    is_safe = is_true(settings, ENCRYPTION) or all(options.tls_files)
+    crosses = not (options.storage_url or is_local(settings.get("spark.master", "")))
+    if not asked or is_safe or not crosses:
+        return ""
+    return (
+        f"{asked} is true, and rows would cross the network unencrypted. Set the three"
+        f" spark.sortshuffle.service.tls.*, or {ENCRYPTION}=true"
+    )
+
+
+def is_local(master: str) -> bool:
+    """Return whether all tasks run on the driver's host. An unknown master counts as a cluster."""
+    return master == "local" or master.startswith("local[")
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return the first two numbers of a release."""
+    return tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
 
 
 def is_true(settings: Mapping[str, str], key: str) -> bool:

@@ -19,6 +19,7 @@ from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.homes.host import ADDRESS_VARIABLE
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
+from sortshuffle.spark.manager.settings import is_local
 from sortshuffle.spark.session.java import dict_of
 from sortshuffle.version import __version__
 
@@ -90,11 +91,6 @@ def _has_address(name: str) -> bool:
         return bool(calls.getaddrinfo(name, None))
     except (OSError, UnicodeError):
         return False
-
-
-def is_local(master: str) -> bool:
-    """Return whether all tasks run on the driver's host. An unknown master counts as a cluster."""
-    return master == "local" or master.startswith("local[")
 
 
 def require_session(spark: Any) -> SparkSession:

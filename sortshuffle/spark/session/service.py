@@ -32,7 +32,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from sortshuffle import calls
-from sortshuffle.errors import UsageError, WorkerSetupError
+from sortshuffle.errors import UnsupportedError, UsageError, WorkerSetupError
 from sortshuffle.format.encryption import EncryptionKey, why_no_encryption
 from sortshuffle.homes.directories import owner_of_homes, roots
 from sortshuffle.homes.forgotten_exchanges import record_exchanges
@@ -46,11 +46,13 @@ from sortshuffle.service.wire.secret import read_secret
 from sortshuffle.spark.manager.settings import (
     ENCRYPTION,
     SPARKS_SERVICE,
+    is_local,
     is_true,
     manager_secret,
+    why_unencrypted,
 )
 from sortshuffle.spark.session.forgotten import forgotten, remember
-from sortshuffle.spark.session.requirements import application_of, context_settings, is_local, require_session
+from sortshuffle.spark.session.requirements import application_of, context_settings, require_session
 
 if TYPE_CHECKING:
     from sortshuffle.service.client.client_settings import ClientSettings
@@ -98,8 +100,12 @@ class ServiceSettings:
     @staticmethod
     def of(options: Options, application: str, conf: Mapping[str, str]) -> ServiceSettings:
         """Return the settings of an application whose SparkContext has this configuration. Raises
-        `WorkerSetupError` if its files must be encrypted and the driver's Python cannot do that."""
+        `WorkerSetupError` if its files must be encrypted and the driver's Python cannot do that,
+        `UnsupportedError` if Spark encrypts what crosses the network, and services would not."""
         mode = _mode(options, conf)
+        unencrypted = why_unencrypted(conf, options) if mode is not Mode.OFF else ""
+        if unencrypted:
+            raise UnsupportedError(unencrypted)
         served = served_by_spark(conf) and not options.storage_url
         key = key_of_files(application) if is_true(conf, ENCRYPTION) else None
         if mode is Mode.OFF:

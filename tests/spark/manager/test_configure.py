@@ -29,6 +29,7 @@ from sortshuffle.spark.manager import jar
 from sortshuffle.spark.manager.choice import LOGGER
 from sortshuffle.spark.manager.settings import (
     MANAGER_CLASS,
+    NETWORK_ENCRYPTION,
     OUR_DAEMON,
     PLUGIN_CLASS,
     WANTED_DAEMON_MODULE,
@@ -80,7 +81,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_it_is_on_where_nothing_speaks_against_it(
     the_jar: Path, wanted: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    on = manager_settings(str(the_jar), "/opt/python", {})
+    on = manager_settings(str(the_jar), "/opt/python", {}, pyspark.__version__)
     assert configured(**wanted) == {**wanted, **on, **ALWAYS}
     assert said(caplog) == []
 
@@ -369,6 +370,25 @@ def test_beside_what_it_does_not_work_with(
 ) -> None:
     left_out(f"it does not work with {what}. Set {key}=false", caplog, **{key: "true"})
     assert configured(**{key: "false"})["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+@pytest.mark.parametrize("key", NETWORK_ENCRYPTION)
+def test_where_spark_encrypts_what_crosses_the_network_and_services_would_not(
+    the_jar: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    left_out(f"{key} is true, and rows would cross the network unencrypted", caplog, **{key: "true"})
+    tls = {
+        f"spark.sortshuffle.service.tls.{name}": f"/{name}" for name in ("certificate", "key", "authority")
+    }
+    for safe in (
+        {"spark.io.encryption.enabled": "true"},
+        tls,
+        {"spark.master": "local[2]"},
+        {"spark.sortshuffle.dir": "s3://bucket/shuffles"},
+    ):
+        assert configured(**{key: "true"}, **safe)["spark.shuffle.manager"] == MANAGER_CLASS
+    for cluster in ("spark://host:7077", "local-cluster[2,1,1024]"):
+        assert "spark.shuffle.manager" not in configured(**{key: "true", "spark.master": cluster})
 
 
 def test_with_encryption_where_the_package_is_missing(

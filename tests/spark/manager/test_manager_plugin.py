@@ -132,6 +132,15 @@ def test_what_spark_asks_of_storage_is_what_somebody_else_has_set(
 @pytest.mark.parametrize(
     ("others", "why"),
     [
+        (
+            {
+                "spark.master": "local-cluster[1,1,1024]",
+                "spark.authenticate": "true",
+                "spark.authenticate.secret": "of the test",
+                "spark.network.crypto.enabled": "true",
+            },
+            "spark.network.crypto.enabled is true, and rows would cross the network unencrypted",
+        ),
         ({"spark.shuffle.push.enabled": "true"}, "has no push-based shuffle: set spark.shuffle.push.enabled"),
         ({"spark.shuffle.service.enabled": "true"}, "has a service of its own: set spark.shuffle.service"),
         ({"spark.shuffle.manager": "sort"}, "spark.shuffle.manager is sort: set it to org.sortshuffle."),

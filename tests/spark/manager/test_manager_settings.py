@@ -8,11 +8,13 @@ import pytest
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
+from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager import settings as manager
 from sortshuffle.spark.manager.jar import jar_path
 from sortshuffle.spark.manager.settings import (
     MANAGER_CLASS,
+    NETWORK_ENCRYPTION,
     PLUGIN_CLASS,
     is_on,
     manager_secret,
@@ -24,6 +26,7 @@ from sortshuffle.spark.manager.settings import (
 from sortshuffle.spark.session.service import HostService, Mode, ServiceSettings
 
 JAR = "/opt/sortshuffle-manager.jar"
+RELEASE = "4.3.0"  # of Spark
 OTHER_PLUGIN = "org.other.Plugin"
 
 
@@ -40,7 +43,7 @@ class Context:
 
 
 def test_without_others_there_is_only_the_manager() -> None:
-    assert manager_settings(JAR, "/opt/python", {}) == {
+    assert manager_settings(JAR, "/opt/python", {}, RELEASE) == {
         "spark.shuffle.manager": "org.sortshuffle.SortMergeShuffleManager",
         "spark.plugins": "org.sortshuffle.SortMergeShufflePlugin",
         "spark.jars": JAR,
@@ -57,7 +60,7 @@ def test_what_others_have_set_stays() -> None:
         "spark.sortshuffle.manager.python": "python3.12",
         "spark.app.name": "job",
     }
-    assert manager_settings(JAR, "/opt/python", before) == {
+    assert manager_settings(JAR, "/opt/python", before, RELEASE) == {
         "spark.shuffle.manager": MANAGER_CLASS,
         "spark.plugins": f"{OTHER_PLUGIN},org.second.Plugin,{PLUGIN_CLASS}",
         "spark.jars": f"/a.jar,hdfs:///b.jar,{JAR}",
@@ -66,17 +69,29 @@ def test_what_others_have_set_stays() -> None:
     }
 
 
+@pytest.mark.parametrize("release", ["4.1.0", "4.1.4", "4.2.0", "4.3.0-SNAPSHOT", "4.10.0", ""])
+def test_where_spark_does_not_check_rows_by_default_it_is_told_to(release: str) -> None:
+    key = "spark.sql.shuffle.orderIndependentChecksum"
+    checks = {f"{key}.enabled": "true", f"{key}.enableFullRetryOnMismatch": "true"}
+    on = manager_settings(JAR, "/opt/python", {}, RELEASE)
+    wanted = checks if release in ("4.1.0", "4.1.4", "") else {}
+    assert manager_settings(JAR, "/opt/python", {}, release) == {**wanted, **on}
+    one = {f"{key}.enabled": "false"}  # the user's own
+    other = {name: value for name, value in wanted.items() if name not in one}
+    assert manager_settings(JAR, "/opt/python", one, release) == {**other, **on}
+
+
 @pytest.mark.parametrize(
     "as_spark_has_it",
     [JAR, f"file:{JAR}", f"file://{JAR}", "file:/my%20dir/sortshuffle-manager.jar", f"{JAR},/venv{JAR}"],
 )
 def test_settings_that_are_there_already_are_not_there_twice(as_spark_has_it: str) -> None:
-    once = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN})
-    assert manager_settings(JAR, "/opt/python", {**once, "spark.jars": as_spark_has_it}) == once
+    once = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN}, RELEASE)
+    assert manager_settings(JAR, "/opt/python", {**once, "spark.jars": as_spark_has_it}, RELEASE) == once
 
 
 def test_the_manager_of_an_earlier_context_of_the_jvm_is_turned_off_again() -> None:
-    on = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN})
+    on = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN}, RELEASE)
     sparks = "org.apache.spark.shuffle.sort.SortShuffleManager"
     assert without_manager(on) == {"spark.shuffle.manager": sparks, "spark.plugins": OTHER_PLUGIN}
     assert without_manager({}) == {}
@@ -173,6 +188,22 @@ def test_it_tells_engines_apart_also_where_services_share_a_secret_of_a_file(tmp
 def test_a_secret_that_cannot_be_read_is_none(hidden: str) -> None:
     assert manager_secret({manager.SECRET: hidden}) == b""
     assert len(ServiceSettings.of(Options(), "app", {**CLUSTER, manager.SECRET: hidden}).secret) == 32
+
+
+@pytest.mark.parametrize("key", NETWORK_ENCRYPTION)
+def test_services_of_frames_do_not_send_unencrypted_what_spark_would_encrypt(key: str) -> None:
+    conf = {**CLUSTER, key: "true"}
+    external = Options(service="external", directories=("/data",))
+    for options in (Options(), external):
+        with pytest.raises(UnsupportedError, match=f"{key} is true, and rows would cross the network"):
+            ServiceSettings.of(options, "app", conf)
+    tls = Options(
+        service_tls_certificate="/certificate", service_tls_key="/key", service_tls_authority="/authority"
+    )
+    assert ServiceSettings.of(tls, "app", conf).mode is Mode.AUTO
+    assert ServiceSettings.of(Options(), "app", {**conf, manager.ENCRYPTION: "true"}).mode is Mode.AUTO
+    assert ServiceSettings.of(Options(), "app", {**conf, "spark.master": "local[2]"}).mode is Mode.OFF
+    assert ServiceSettings.of(Options(service="off"), "app", conf).mode is Mode.OFF
 
 
 def test_the_jar_is_beside_the_python_half() -> None:

@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.security.SecureRandom;
 import java.util.HashSet;
 import java.util.HexFormat;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
@@ -183,6 +184,23 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                         "sortshuffle's shuffle manager has a service of its own: set "
                         + "spark.shuffle.service.enabled to false. For dynamic allocation set "
                         + "spark.dynamicAllocation.shuffleTracking.enabled to true" + off);
+            for (String key : NETWORK_ENCRYPTION)
+                if (conf.getBoolean(key, false) && sendsUnencrypted(conf))
+                    throw new IllegalArgumentException(key
+                            + " is true, and rows would cross the network unencrypted. Set the three "
+                            + "spark.sortshuffle.service.tls.*, or spark.io.encryption.enabled to true"
+                            + off);
+        }
+
+        /** With one of these, Spark encrypts all that its processes send each other. */
+        private static final List<String> NETWORK_ENCRYPTION = List.of("spark.network.crypto.enabled",
+                "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption");
+
+        private static boolean sendsUnencrypted(SparkConf conf) {
+            String master = conf.get("spark.master", "");
+            boolean isLocal = master.equals("local") || master.startsWith("local[");
+            return !isLocal && !Storage.isUsed(conf) && !conf.getBoolean("spark.io.encryption.enabled", false)
+                    && conf.get("spark.sortshuffle.service.tls.certificate", "").isEmpty();
         }
 
         @Override
