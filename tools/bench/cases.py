@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from rounds import Effort, Measured
 from sides import MIB, Request, Setup
 
-# Of a JVM. Without the optimising compiler it would reserve 48 MB for code instead of 240, which one session
-# that runs every case may fill.
+# An option of JVMs. Without the optimising compiler a JVM would reserve 48 MB for code instead of 240. One
+# session that runs every case may fill that.
 ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 # Code that runs once is not worth compiling well: with this, 22 queries take 22 CPU seconds instead of 42.
 QUICK_JAVA = (("spark.driver.extraJavaOptions", f"{ONE_COMPILER} -XX:+UseSerialGC"),)

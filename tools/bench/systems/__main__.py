@@ -53,15 +53,15 @@ def main(
     if reason := why_no_groups():
         print(f"control groups cannot be made here: {reason}", file=sys.stderr)
         sys.exit(not quick)
-    commit = harness.commit()
     chosen = {*systems} or {*SYSTEMS} - ({*PEERS} if quick and not peers else set())
-    if chosen & {*OURS}:  # the others need no jar, and no JDK
-        harness.build_jar()
     works = [work for work in WORKS if not cases or work.name in cases]
     able_of = {work.name: [name for name in work.systems if name in chosen] for work in works}
-    _install(sorted({name for able in able_of.values() for name in able}))
     DATA.mkdir(exist_ok=True)
     with alone(DATA):
+        commit = harness.commit()
+        if chosen & {*OURS}:  # the others need no jar, and no JDK
+            harness.build_jar()
+        _install(sorted({name for able in able_of.values() for name in able}))
         sys.exit(_compared(works, able_of, rounds, quick, commit))
 
 
@@ -73,7 +73,8 @@ def _compared(
     commit: Mapping[str, Any],
 ) -> bool:
     """Let the systems take turns at all cases, and return whether one has failed. ``able_of``: the systems
-    that do a case, by its name. ``commit``: what is measured."""
+    that do a case, by its name. ``commit``: what is measured. Once the checkout is another one, ends the
+    program: no further record would count."""
     failed = False
     for work in works:
         able = able_of[work.name]
@@ -81,8 +82,10 @@ def _compared(
             continue
         print(f"\n{work.name}: {work.about}{_fewer(quick)}", flush=True)
         outcome = compare(work, able, 1 if quick else rounds, quick)
-        write_record(work, outcome.turns, outcome.failures, commit)
+        is_of_commit = write_record(work, outcome.turns, outcome.failures, commit)
         print_table(table_of(work, outcome.turns, outcome.failures))
+        if not is_of_commit:
+            sys.exit("the checkout was changed while the systems took turns: this record does not count")
         failed |= bool(outcome.failures)
     return failed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -20,18 +19,16 @@ MEGA = 1e6
 
 def write_record(
     work: Work, turns: Mapping[str, Sequence[Turn]], failures: Mapping[str, str], commit: Mapping[str, Any]
-) -> None:
+) -> bool:
     """Append what all systems took. ``commit``: of the checkout when the jar was built. If it is another one
-    now, the turns were not all of one code, and the record counts as one of a changed checkout."""
-    now = harness.commit()
-    if now != commit:
-        print(
-            "the checkout was changed while the systems took turns: no record for the page", file=sys.stderr
-        )
+    now, the turns were not all of one code, and the record counts as one of a changed checkout. Return
+    whether it is the same."""
+    is_same = harness.commit() == commit
     found = {system: [asdict(turn) for turn in each] for system, each in turns.items()}
     about = {"about": work.about, "memory": work.memory}
-    is_changed = {} if now == commit else {**commit, "dirty": True}
-    harness.record(f"compare {work.name}", **about, systems=found, failures=dict(failures), **is_changed)
+    of_commit = commit if is_same else {**commit, "dirty": True}
+    harness.record(f"compare {work.name}", **about, systems=found, failures=dict(failures), **of_commit)
+    return is_same
 
 
 def table_of(work: Work, turns: Mapping[str, Sequence[Turn]], failures: Iterable[str]) -> Table:
