@@ -623,6 +623,10 @@ def rows_of_result(result: DataFrame) -> list[str]:
 def main(directory: str, kind: str, *only: str) -> None:
     spark = session(kind)
     job = Job(spark, Path(directory))
+    # First: over Connect, PySpark tells the server in the background that it is done with a failed query, and
+    # `stop` does not wait for that. If the server has gone by then, PySpark repeats it for ten minutes, and
+    # Python does not exit before
+    worker_error_raised = worker_error(job)
     differing = differing_cases(job, only or _cases)
     if not only:
         differing |= differing_calls(spark)
@@ -638,7 +642,7 @@ def main(directory: str, kind: str, *only: str) -> None:
         "differing": differing,
         "signatures": differing_signatures(spark),
         "refusal": refusal(job) if kind == "remote" else "",
-        "worker_error": worker_error(job),
+        "worker_error": worker_error_raised,
         "stages": len(placed.stage_totals()),
         "explained": explained.getvalue(),
     }
