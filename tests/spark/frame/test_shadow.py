@@ -330,9 +330,11 @@ ZIPPED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "selections": lambda f: f.select("id").zip(f.select("v", (sf.col("k") + 1).alias("n"))),
     "selections of a kept frame": lambda f: (p := f.persist()).select("id").zip(p.select("v")),
     "what Spark computes": lambda f: (h := f.filter("id > 1")).zip(h.withColumn("n", sf.col("k") + 1)),
-    "what only Spark computes": lambda f: (h := f.filter("id > 1")).zip(h.withColumn("n", sf.soundex("id"))),
+    "what only Spark computes": lambda f: (h := f.filter("id > 1")).zip(
+        h.withColumn("n", sf.soundex(sf.col("id").cast("string")))
+    ),
     "a frame with what only Spark computes": lambda f: (
-        (h := f.filter("id > 1")).withColumn("n", sf.soundex("id")).zip(h)
+        (h := f.filter("id > 1")).withColumn("n", sf.soundex(sf.col("id").cast("string"))).zip(h)
     ),
 }
 """Pairs of frames that were made of one."""
