@@ -53,8 +53,9 @@ def conf(properties: bool, python: str | None) -> None:
         raise click.ClickException(f"the shuffle manager cannot be on: {reason}")
     if python is not None:
         before[PYTHON] = python
-    found = manager_settings(jar_path(), sys.executable, before, release)
-    settings = [f"{key}={value}" for key, value in found.items()]
+    settings = [
+        f"{key}={value}" for key, value in manager_settings(jar_path(), sys.executable, before).items()
+    ]
     click.echo("\n".join(map(_escaped, settings) if properties else map(_argument, settings)))
 
 

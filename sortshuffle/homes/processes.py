@@ -68,7 +68,10 @@ def executor_pid() -> int:
     """Return the JVM that this worker works for: its nearest ancestor that runs Java, or else its parent."""
     pid = os.getppid()
     while pid > 0:  # in a container the JVM may be process 1
-        fields = _stat_fields(pid)
+        try:
+            fields = _stat_fields(pid)
+        except PermissionError:  # process 1, where users do not see processes of others
+            break
         if fields is None:
             break
         if _command(pid) == "java":

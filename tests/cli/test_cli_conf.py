@@ -53,7 +53,7 @@ def refusal(*arguments: str) -> str:
 
 
 def test_a_line_for_each_setting(jar: str) -> None:
-    assert settings() == manager_settings(jar, sys.executable, {}, pyspark.__version__)
+    assert settings() == manager_settings(jar, sys.executable, {})
     assert settings()["spark.shuffle.manager"] == MANAGER_CLASS
 
 
@@ -70,7 +70,7 @@ def test_what_sparks_defaults_name_stays(jar: str, tmp_path: Path) -> None:
 
 def test_a_properties_file_of_them_reads_back(jar: str) -> None:
     lines = run("conf", "--properties").stdout.splitlines()
-    expected = manager_settings(jar, sys.executable, {}, pyspark.__version__)
+    expected = manager_settings(jar, sys.executable, {})
     assert lines == [f"{key}={value}" for key, value in expected.items()]
 
 
@@ -80,7 +80,7 @@ def test_whatever_characters_a_path_has_the_shell_leaves_them(
 ) -> None:
     path = f"/{characters}/sortshuffle-manager.jar"
     monkeypatch.setattr(command, "jar_path", lambda: path)
-    assert settings() == manager_settings(path, sys.executable, {}, pyspark.__version__)
+    assert settings() == manager_settings(path, sys.executable, {})
 
 
 def test_white_space_which_no_line_can_have_is_for_a_file(jar: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ none.
 
 from __future__ import annotations
 
+import datetime as dt
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -29,6 +31,26 @@ ONE_SPLIT = Packing(largest_split=1 << 30, open_cost=0, parallelism=1)
 def write(path: Path, columns: Mapping[str, Any] | pa.Table, **how: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(dict(columns)), path, **how)
+    return path
+
+
+def write_by_early_pyarrow(path: Path, moment: dt.datetime | None) -> Path:
+    """A file with a time, as pyarrow before release 23 wrote it: with a negative time of the day before 1970
+    (Apache Arrow's issue 48246)."""
+    columns = {"t": pa.array([moment], pa.timestamp("us")), "n": [1]}
+    how = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    write(path, columns, use_deprecated_int96_timestamps=True, **how)
+    data = path.read_bytes()
+    early = b"parquet-cpp-arrow version 9.0.0".ljust(26 + len(pa.__version__))
+    data = data.replace(f"parquet-cpp-arrow version {pa.__version__}".encode(), early)
+    if moment is not None and moment < dt.datetime(1970, 1, 1):
+        micros = (moment - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
+        day, of_day = divmod(micros, 86_400_000_000)
+        now = struct.pack("<qi", of_day * 1000, 2_440_588 + day)
+        then = struct.pack("<qi", (of_day - 86_400_000_000) * 1000, 2_440_588 + day + 1) if of_day else now
+        assert data.count(now) == 1
+        data = data.replace(now, then)
+    path.write_bytes(data)
     return path
 
 

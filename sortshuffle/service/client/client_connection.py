@@ -43,6 +43,7 @@ CONNECT_TIMEOUT = 5.0  # seconds; a host that is up answers within one, even ove
 # seconds; the system's resolver asks its second name server when the first has not answered for 5. The next
 # attempt uses an answer that comes later
 RESOLVE_TIMEOUT = 10.0
+DISCARD_PORT = 9  # any port does: nothing is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,18 +260,19 @@ def _rank(address: str, failure: OSError) -> int:
     IPv6. Without IPv6 its addresses may also fail as if all ports were in use."""
     if failure.errno in (errno.ENETUNREACH, errno.EAFNOSUPPORT):
         return 2
-    if failure.errno == errno.EADDRNOTAVAIL and ":" in address and not _has_ipv6():
+    if failure.errno == errno.EADDRNOTAVAIL and ":" in address and not _has_way_to(address):
         return 3
     return 0 if is_own_shortage(failure) else 1
 
 
-def _has_ipv6() -> bool:
-    """Return whether this host has an address of IPv6. Ports of UDP tell it: those of TCP may be in use."""
+def _has_way_to(address: str) -> bool:
+    """Return whether this host has a source address for an address of IPv6. It connects a UDP socket, which
+    sends nothing: all ports of TCP may be in use. An error that says nothing counts as yes."""
     try:
         with calls.new_socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            calls.bind(probe, ("::1", 0))
-    except OSError:
-        return False
+            calls.connect(probe, (address, DISCARD_PORT))
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT)
     return True
 
 

@@ -20,8 +20,8 @@ from sortshuffle.errors import OUT_OF, SortShuffleError
 # this process lacks descriptors, memory or ports for another connection
 LOCAL_SHORTAGES = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
-# What `threading` raises a plain RuntimeError with, in every release of Python. It has no class of its own
-NO_THREAD = "can't start new thread"
+# The texts of the plain RuntimeErrors of `threading`, in every release of Python: they have no class
+NO_THREAD = ("can't start new thread", "can't allocate lock")
 
 _REMEDIES = {
     errno.EMFILE: "Allow this process more open files (ulimit -n)",
@@ -35,7 +35,7 @@ _REMEDIES = {
 
 def is_raised_at_once(error: BaseException) -> bool:
     """Return whether this error itself is a lack of a thread or of memory, which no client has waited for."""
-    is_no_thread = type(error) is RuntimeError and str(error) == NO_THREAD
+    is_no_thread = type(error) is RuntimeError and str(error) in NO_THREAD
     return is_no_thread or (isinstance(error, MemoryError) and not isinstance(error, SortShuffleError))
 
 

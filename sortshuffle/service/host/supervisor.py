@@ -74,7 +74,7 @@ class RecurringProblem:
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Log and suppress the errors of the block that a rendezvous may raise."""
+        """Log and suppress the errors that the rendezvous raises in the block."""
         try:
             yield
             self._logged = ""

@@ -225,14 +225,16 @@ def in_threads(
     call: Callable[[Item], Result], items: Sequence[Item], threads: int, name: str
 ) -> list[Result]:
     """Return what ``call`` returns for each item, in their order. Calls it in up to ``threads`` threads of
-    this name. If the system does not give so many, the caller's own thread makes all calls: ``call`` may need
-    a thread itself. After an error no further call begins, and the error is raised."""
+    this name. If the system does not give so many, half of those that it gives end again, as ``call`` may
+    need a thread itself, and the caller's own thread calls, too. After an error no further call begins, and
+    the error is raised."""
     if not items:
         return []
     count = min(len(items), threads)
     left = deque(enumerate(items))
     results: dict[int, Result] = {}
-    all_started = threading.Event()
+    seats: deque[None] = deque()  # one for each thread that stays
+    may_begin = threading.Event()
 
     def work() -> None:
         while True:
@@ -246,25 +248,28 @@ def in_threads(
                 left.clear()  # nobody gets the other results
                 raise
 
-    def work_with_others() -> None:
-        all_started.wait()
-        if not is_alone:
-            work()
+    def work_if_seated() -> None:
+        may_begin.wait()
+        try:
+            seats.pop()  # thread-safe
+        except IndexError:
+            return
+        work()
 
-    is_alone = False
     with ThreadPoolExecutor(count, name) as pool:
         workers: list[Future[None]] = []
         try:
             for _ in range(count):
-                workers.append(pool.submit(work_with_others))
+                workers.append(pool.submit(work_if_seated))
         except (RuntimeError, MemoryError):
-            is_alone = True  # there is no further thread
-        finally:
-            all_started.set()
+            pass  # there is no further thread
+        is_short = len(workers) < count
+        seats.extend([None] * (len(workers) // 2 if is_short else count))
+        may_begin.set()
+        if is_short:
+            work()
         for worker in workers:
             worker.result()
-    if is_alone:  # the others have ended
-        work()
     return [results[number] for number in range(len(items))]
 
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from sortshuffle.errors import UsageError
 from sortshuffle.format.header import Codec
 from sortshuffle.format.index import Entries, Index
@@ -36,11 +33,6 @@ class IndexPart:
         check_range(block, header.subpartitions)
         entries = entries_of(index.entries, block)
         return IndexPart(header.codec, str(index.writer), index.data_bytes, block.first, entries)
-
-    @property
-    def bytes(self) -> npt.NDArray[np.int64]:
-        """The size of each extent in bytes, of the shape of ``entries``."""
-        return self.entries["bytes"].astype(np.int64)
 
 
 def entries_of(entries: Entries, block: Block) -> Entries:

@@ -3,6 +3,7 @@
     `new`           begins a map output, in a shared home that has room
     `keep_written`  keeps the records of a small map output that is complete
     `open`          returns a map output to read: a known one, or one found by its name in a shared home
+    `reader`        opens the data file of one that was found and is no longer kept
     `remove`        forgets and deletes all finished map outputs of a shuffle
 
 `KnownOutputs` keeps map outputs for later requests: the verified index and the open data file of each, or the
@@ -26,7 +27,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -299,19 +299,18 @@ class MapOutputs:
                 self._known.keep(known)
         return known
 
-    @contextmanager
     def reader(
         self, file: PartitionedFile, file_id: bytes, writer: str, data_bytes: int
-    ) -> Iterator[PartitionedFileReader]:
-        """Yield a reader of a map output that `open` has returned: the one that is kept, or else a new one
-        for the block alone. Raises `DataLossError` if the file is gone or another one, OSError."""
-        known = self._known.get_all((file_id,))[0]
-        if isinstance(known, IndexedMapOutput):
-            yield known.reader  # `known` keeps it open
-            return
-        with closing(PartitionedFileReader(file, file_id, writer, key=self._key())) as reader:
+    ) -> PartitionedFileReader:
+        """Return a reader of a map output that `open` has returned and that nobody has kept. The caller
+        closes it. Raises `DataLossError` if the file is gone or another one, OSError."""
+        reader = PartitionedFileReader(file, file_id, writer, key=self._key())
+        try:
             reader.expect_size(data_bytes)
-            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def keep_written(self, file: PartitionedFile, file_id: bytes, small: SmallOutput) -> None:
         """Keep the records of a map output that has just been finished."""
@@ -339,8 +338,8 @@ class MapOutputs:
 
     def remove(self, shuffle: int) -> None:
         """Delete all finished map outputs that a shuffle has now. A reader that has one open can go on
-        reading. Unfinished ones stay, as Spark may already run the shuffle again: their writers finish or
-        abandon them."""
+        reading; what it has still to open is lost. Unfinished ones stay, as Spark may already run the shuffle
+        again: their writers finish or abandon them."""
         prefix = PartitionedFile.prefix_of(shuffle)
         first: OSError | None = None
         self._removals += 1

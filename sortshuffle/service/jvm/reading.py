@@ -10,9 +10,8 @@ yields the bytes, in large pieces.
 
 Rules
 * No bytes leave before their checksum has been verified.
-* A request holds a few MiB, however large a block is and whatever the number of map outputs: of an index only
-  its block's entries (`IndexPart`), and no open file between two blocks. In addition, small map outputs are
-  held whole.
+* A request holds a few MiB, however large a block is. Of each index it holds its block's entries alone
+  (`IndexPart`), and of files one at a time; the cache has its own limits. Small map outputs are held whole.
 * Order: first the blocks of this host, then the others, each in the order of the request; in a block by
   region, in a region by subpartition.
 
@@ -21,7 +20,9 @@ Single-threaded: each connection has its own reader.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,17 +76,19 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class _LocalPart:
-    """What a request holds of a map output of this host that is read extent by extent."""
+    """What a request holds of a map output of this host that is read extent by extent. ``kept``: returns the
+    open one, as long as anybody keeps it."""
 
     file: PartitionedFile
     file_id: bytes
     part: IndexPart
+    kept: Callable[[], IndexedMapOutput | None]
 
     @staticmethod
     def of(output: IndexedMapOutput, block: Block) -> _LocalPart:
         entries = entries_of(output.entries, block)
         part = IndexPart(output.codec, output.writer, output.data_bytes, block.first, entries)
-        return _LocalPart(output.file, output.file_id, part)
+        return _LocalPart(output.file, output.file_id, part, weakref.ref(output))
 
 
 def _held(output: MapOutput, block: Block) -> SmallMapOutput | _LocalPart:
@@ -161,12 +164,23 @@ class BlockReader:
 
     def _locate_local(self, found: _Findings) -> None:
         """Find the map outputs of this host."""
-        known = self._outputs.known([block.file_id for _, block in self._local_numbers])
-        for (number, block), output in zip(self._local_numbers, known, strict=True):
+        held = self._held_of_known()
+        for number, block in self._local_numbers:
             try:
-                self._local.append((number, block, _held(output or self._open(block), block)))
+                part = held.get(number) or _held(self._open(block), block)
+                self._local.append((number, block, part))
             except PROBLEMS as error:  # it hides no loss of others
                 found.note(number, error)
+
+    def _held_of_known(self) -> dict[int, SmallMapOutput | _LocalPart]:
+        """Return what is held of known map outputs, by the number of the block. What the cache drops while
+        others are opened is closed then: nothing here keeps it."""
+        known = self._outputs.known([block.file_id for _, block in self._local_numbers])
+        return {
+            number: _held(output, block)
+            for (number, block), output in zip(self._local_numbers, known, strict=True)
+            if output is not None and block.end <= output.subpartitions
+        }
 
     def look(self) -> None:
         """Find all map outputs, also those whose index was known: they may be lost by now. Those whose
@@ -199,7 +213,7 @@ class BlockReader:
                 yield output.small.records(block.first, block.end)
                 continue
             try:
-                yield from self._extents(output)
+                yield from self._records(output)
             except DataLossError as error:
                 raise self._lost(number, error) from error
         if self._elsewhere is not None:
@@ -233,20 +247,28 @@ class BlockReader:
         self._outputs.forget(self._request.blocks[number].file_id)
         return all_lost
 
-    def _extents(self, output: _LocalPart) -> Iterator[pa.Buffer]:
+    def _records(self, output: _LocalPart) -> Iterator[pa.Buffer]:
+        """Yield the records of a block, from the open file if there is one."""
+        kept, part = output.kept(), output.part
+        if kept is not None:
+            yield from self._extents(kept.reader, part)  # `kept` keeps it open
+        elif part.entries["bytes"].any():
+            opened = self._outputs.reader(output.file, output.file_id, part.writer, part.data_bytes)
+            with closing(opened) as reader:
+                yield from self._extents(reader, part)
+
+    def _extents(self, reader: PartitionedFileReader, part: IndexPart) -> Iterator[pa.Buffer]:
         """Yield the records of a block, read extent by extent."""
-        part = output.part
         payload = _payloads[part.codec]
-        with self._outputs.reader(output.file, output.file_id, part.writer, part.data_bytes) as reader:
-            for region, sizes in enumerate(part.bytes):
-                for group in _groups(sizes):
-                    extents = [extent_of(part.entries[region, at], region, part.first + at) for at in group]
-                    size = sum(extent.bytes for extent in extents)
-                    if size > READ_BYTES and len(extents) == 1:
-                        yield from self._parts(reader, extents[0], payload)
-                    else:
-                        self._bytes += size
-                        yield from _neighbours(reader, extents, size, payload)
+        for region, row in enumerate(part.entries):
+            for group in _groups(row["bytes"]):
+                extents = [extent_of(row[at], region, part.first + at) for at in group]
+                size = sum(extent.bytes for extent in extents)
+                if size > READ_BYTES and len(extents) == 1:
+                    yield from self._parts(reader, extents[0], payload)
+                else:
+                    self._bytes += size
+                    yield from _neighbours(reader, extents, size, payload)
 
     def _parts(
         self, reader: PartitionedFileReader, extent: Extent, payload: RecordBytesPayload
@@ -257,9 +279,9 @@ class BlockReader:
                 yield from _raw(part.memory, part.buffers, payload)
 
 
-def _groups(sizes: npt.NDArray[np.int64]) -> Iterator[list[int]]:
+def _groups(sizes: npt.NDArray[np.uint64]) -> Iterator[list[int]]:
     """Yield the places of the extents that are not empty, in groups of neighbours up to `READ_BYTES`.
-    ``sizes``: of all."""
+    ``sizes``: in bytes, of all extents of a region."""
     if len(sizes) == 1:
         if sizes[0]:
             yield [0]

@@ -152,7 +152,7 @@ class StoredBlocks(BlocksElsewhere):
 
     def _read_once(self, blocks: Blocks) -> dict[int, Found]:
         """Read the map output that has these blocks, on behalf of all requests that want it at this time.
-        Return what is found for each block, or the error for all of them: all requests have the same
+        Return what is found for each block, or the error for all of them: all requests read the same stored
         object."""
         settings, (_, first) = self._settings, blocks[0]
         file_id = first.file_id

@@ -82,7 +82,7 @@ def choose(builder: SparkSession.Builder) -> Choice:
     reason = _why_not(start, own, settings)
     if reason:
         return Choice(manager.without_manager(settings), _refusal(wanted, reason))
-    result = manager.manager_settings(_jar(), _python(), settings, pyspark.__version__)
+    result = manager.manager_settings(_jar(), _python(), settings)
     if has_jvm():  # an earlier builder of this JVM may have set another value
         result[manager.MANAGER] = wanted
     daemon = _daemon(settings)

@@ -8,8 +8,6 @@ Only this module knows them. `configure()` gives them to a builder, and ``sortsh
     spark.driver.extraClassPath      its jar, first on the path, so that a driver's JVM starts with it
     spark.sortshuffle.manager.python the Python of the engine
 
-and with Spark 4.1, whose defaults may lose rows when a map task runs again, those of `ROW_CHECKSUMS`.
-
 `configure()` also gives `WANTED_DAEMON_MODULE`, which depends on the Python of the workers.
 
 All of these are settings of a SparkContext, fixed when it starts. Later ``spark.conf.set`` and
@@ -69,24 +67,12 @@ user has named another."""
 OLDEST, NEWEST = (4, 1), (4, 3)
 """Releases of Spark that the manager works with."""
 
-ROW_CHECKSUMS = {
-    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-}
-"""With these, Spark notices that a map task which runs again sends rows elsewhere than before. It then runs
-the stages again that have read them. They are the defaults since `CHECKS_ROWS`."""
-CHECKS_ROWS = (4, 2)
 
-
-def manager_settings(jar: str, python: str, before: Mapping[str, str], release: str) -> dict[str, str]:
+def manager_settings(jar: str, python: str, before: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that turn the manager on. ``before``: the other settings, whose plugins, jars and
-    class path stay. ``python``: for the engine, unless ``before`` names one. ``release``: of Spark; empty if
-    it is not known."""
+    class path stay. ``python``: for the engine, unless ``before`` names one."""
     class_path = entries_of(before.get(DRIVER_CLASS_PATH, ""), os.pathsep)
-    checks_rows = bool(release) and _numbers(release) >= CHECKS_ROWS
-    wanted = {} if checks_rows else ROW_CHECKSUMS
     return {
-        **{key: value for key, value in wanted.items() if key not in before},
         SHUFFLE_MANAGER: MANAGER_CLASS,
         PLUGINS: ",".join([*_other_plugins(before), PLUGIN_CLASS]),
         JARS: ",".join([*_others(entries_of(before.get(JARS, "")), jar), jar]),
@@ -130,7 +116,8 @@ def manager_secret(conf: Mapping[str, str]) -> bytes:
 
 def why_not_with(release: str) -> str:
     """Return why the manager does not work with a release of Spark, such as 4.3.0; empty if it does."""
-    if OLDEST <= _numbers(release) <= NEWEST:
+    numbers = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
+    if OLDEST <= numbers <= NEWEST:
         return ""
     oldest, newest = (".".join(map(str, each)) for each in (OLDEST, NEWEST))
     return f"it works with Spark {oldest} to {newest}, and this is Spark {release}"
@@ -173,11 +160,6 @@ def why_unencrypted(settings: Mapping[str, str], options: Options) -> str:
 def is_local(master: str) -> bool:
     """Return whether all tasks run on the driver's host. An unknown master counts as a cluster."""
     return master == "local" or master.startswith("local[")
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    """Return the first two numbers of a release."""
-    return tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
 
 
 def is_true(settings: Mapping[str, str], key: str) -> bool:

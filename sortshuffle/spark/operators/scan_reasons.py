@@ -185,8 +185,11 @@ def _why_not_file(path: str, source: ScanSource, columns: list[st.StructField], 
     with open_parquet(path, source.filesystem.arrow()) as opened:
         calendars = Calendars.of(opened.metadata.metadata, current)
         fitting, fields = source.fitting(opened.metadata, path), file_fields(opened.schema)
+        as_int96 = {leaf.path for field in fields for leaf in field.leaves() if leaf.physical == "INT96"}
         for column in columns:
-            fitting.column(column.name, fields, column.dataType, wire.field(column.name).type)
+            fit = fitting.column(column.name, fields, column.dataType, wire.field(column.name).type)
+            if fit is not None and not fitting.reads_int96 and as_int96.intersection(fit[1].paths):
+                return f"column '{column.name}' of {path} has times that an early pyarrow wrote as INT96"
             has_dates = any(type(part) in _WITH_CALENDAR for part in _parts(column.dataType))
             if has_dates and (calendars.datetime or calendars.int96):
                 return f"column '{column.name}' of {path} is in the old calendar, which Spark converts"

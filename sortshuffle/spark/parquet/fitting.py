@@ -12,9 +12,10 @@ The old calendar: Spark before 3.0 wrote dates before 1582-10-15, and timestamps
 calendar. Footers say whether that is so. If a footer does, or if it says nothing and the mode is not
 CORRECTED, such values are refused. All others are the same in both calendars.
 
-INT96: before `INT96_MENDED`, pyarrow wrote times before 1970 with a negative time of the day (Apache Arrow's
-issue 48246). Spark reads them as they were meant, and pyarrow as times 584 years later. So such columns of
-its files are refused.
+INT96: before `INT96_MENDED`, pyarrow wrote times before 1970 with a negative time of the day, except midnight
+(Apache Arrow's issue 48246). Spark reads them as they were meant, and pyarrow as times 584 years later. So
+values in its files that may be such are refused: those from 2184 to 2554, and those before 1970 that are not
+midnight. Times from 1386 to 1599 are not told from those from 1970 to 2183.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
@@ -39,6 +41,10 @@ from sortshuffle.spark.parquet.settings import FileRules
 Conversion: TypeAlias = Callable[[pa.Array], pa.Array]
 
 _FIRST_GREGORIAN_DAY = -141_427  # 1582-10-15, in days since 1970
+_DAY_MICROS = 86_400_000_000
+# where times of 1600 and of the end of 1969 are read, if their time of the day is negative: 2^64 ns later
+_FIRST_MISREAD_MICROS = -11_676_096_000_000_000 + 2**64 // 1000
+_END_OF_MISREAD_MICROS = 2**64 // 1000 + 1
 _FIRST_SURE_MICROS = -2_208_988_800_000_000  # 1900-01-01 UTC; from here on both calendars agree in every zone
 
 
@@ -172,15 +178,11 @@ class Fitting:
         target = target_of(leaf, field.arrow, wanted, wire)
         if target is None:
             raise self._mismatch(field, wanted, path)
-        if leaf.physical == "INT96" and not self.reads_int96:
-            raise UnsupportedError(
-                f"{self.place}: column '{path}' is stored as INT96 by pyarrow before {INT96_MENDED}, whose"
-                " times before 1970 only Spark reads as they were meant: read it with spark.read.parquet and"
-                " pass the DataFrame to sortshuffle.frame"
-            )
         convert = None
         if target != field.arrow:
             convert = functools.partial(_cast, target)
+        if leaf.physical == "INT96" and not self.reads_int96:
+            convert = functools.partial(_refuse_early, convert, self.place, path)
         # Spark reads a timestamp without a zone in today's calendar, unless it converts it from a date
         has_calendar = isinstance(wanted, (st.DateType, st.TimestampType)) or leaf.logical == "DATE"
         if has_calendar and self.calendars.may_be_old(leaf):
@@ -221,6 +223,18 @@ def _refuse_old(convert: Conversion | None, place: str, path: str, array: pa.Arr
                 " file does not say otherwise, set the options datetimeRebaseMode and int96RebaseMode to"
                 " CORRECTED; else read it with spark.read.parquet and pass the DataFrame to sortshuffle.frame"
             )
+    return array if convert is None else convert(array)
+
+
+def _refuse_early(convert: Conversion | None, place: str, path: str, array: pa.Array) -> pa.Array:
+    micros = np.asarray(array.drop_null().view(pa.int64()))
+    is_late = (micros >= _FIRST_MISREAD_MICROS) & (micros < _END_OF_MISREAD_MICROS)
+    if np.any(is_late | ((micros < 0) & (micros % _DAY_MICROS != 0))):
+        raise UnsupportedError(
+            f"{place}: column '{path}' is stored as INT96 by pyarrow before {INT96_MENDED}, whose times"
+            " before 1970 only Spark reads as they were meant. Let Spark write the file again:"
+            " spark.read.parquet(...).write.parquet(...)"
+        )
     return array if convert is None else convert(array)
 
 

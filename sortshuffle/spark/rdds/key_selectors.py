@@ -105,7 +105,7 @@ class RoundRobinKeySelector:
 
 
 # whose NaN has another hash in each process
-_MAY_BE_NAN = (float, complex, Decimal, np.floating, np.complexfloating)
+MAY_BE_NAN = (float, complex, Decimal, np.floating, np.complexfloating)
 
 KeySelectors = PortableHashSelector | FunctionKeySelector | RangeKeySelector | RoundRobinKeySelector
 
@@ -114,7 +114,9 @@ def portable_hashes(keys: Sequence[Any]) -> Iterable[int]:
     """Return PySpark's `portable_hash` of each key, the same in every process. That of NaN is 0. Python's
     differs from object to object, so with PySpark's a task that runs again would place it elsewhere."""
     types = set(map(type, keys))
-    if any(issubclass(each, (tuple, *_MAY_BE_NAN)) for each in types):
+    if types == {float}:
+        return (hash(key) if key == key else 0 for key in keys)
+    if any(issubclass(each, (tuple, *MAY_BE_NAN)) for each in types):
         return map(_portable_hash, keys)
     if type(None) in types:
         return (0 if key is None else hash(key) for key in keys)
@@ -127,7 +129,7 @@ def _portable_hash(key: Any) -> int:
     if key is None:
         return 0
     if not isinstance(key, tuple):
-        is_nan = isinstance(key, _MAY_BE_NAN) and key != key
+        is_nan = isinstance(key, MAY_BE_NAN) and key != key
         return 0 if is_nan else hash(key)
     mixed = 0x345678
     for each in key:

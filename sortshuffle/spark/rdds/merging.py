@@ -37,7 +37,7 @@ from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.aggregations import BATCH, GroupTable, Table
 from sortshuffle.spark.rdds.grouping import LongGroup
-from sortshuffle.spark.rdds.key_selectors import portable_hashes
+from sortshuffle.spark.rdds.key_selectors import MAY_BE_NAN
 from sortshuffle.spark.rdds.spilling import NewFile, RecordSpillFile, SpilledPart
 from sortshuffle.spark.rdds.streams import tuples_of
 
@@ -202,11 +202,9 @@ class _Spill:
         return buckets
 
     def _bucket_of(self, keys: list[Any]) -> npt.NDArray[np.uint8]:
-        """Return this level's bits of a hash of each key. It is the same in every process: keys come bucket
-        by bucket, and a task that runs again must return them in the same order. Python's hash of an int is
-        the int itself, so the finalizer of splitmix64 (Steele, Lea, Flood, 2014) mixes the bits: each then
-        depends on all."""
-        mixed = np.fromiter(portable_hashes(keys), np.int64, len(keys)).view(np.uint64)
+        """Return this level's bits of a hash of each key. Python's hash of an int is the int itself, so the
+        finalizer of splitmix64 (Steele, Lea, Flood, 2014) mixes the bits: each then depends on all."""
+        mixed = np.fromiter(_hashes(keys), np.int64, len(keys)).view(np.uint64)
         mixed ^= mixed >> np.uint64(30)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(27)
@@ -229,3 +227,29 @@ def _residents(table: Table) -> Residents:
 def _chunks(parts: Sequence[SpilledPart]) -> Iterator[Chunk]:
     for part in parts:
         yield from part.chunks()
+
+
+def _hashes(keys: Sequence[Any]) -> Iterable[int]:
+    """Return a hash of each key, equal for equal keys. It does not depend on the process, as Python's own
+    does for None and NaN, which it hashes by their addresses: keys come bucket by bucket, and a task that
+    runs again must return them in the same order."""
+    types = set(map(type, keys))
+    if not any(each is type(None) or _is_plain_tuple(each) or issubclass(each, MAY_BE_NAN) for each in types):
+        return map(hash, keys)
+    return (position if (found := _hash(key)) is None else found for position, key in enumerate(keys))
+
+
+def _hash(key: Any) -> int | None:
+    """Return the hash of one key. None for one with NaN: it equals no other, so it may go to any bucket."""
+    if key is None:
+        return 0
+    if _is_plain_tuple(type(key)):
+        parts = [_hash(each) for each in key]
+        return None if None in parts else hash(tuple(parts))
+    return None if isinstance(key, MAY_BE_NAN) and key != key else hash(key)
+
+
+def _is_plain_tuple(kind: type) -> bool:
+    """Return whether this is a type of tuples without a hash, and so without an equality, of its own."""
+    own: Any = kind.__hash__
+    return own is tuple.__hash__

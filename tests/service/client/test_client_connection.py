@@ -305,7 +305,7 @@ def test_a_host_that_refuses_is_not_hidden_by_an_address_that_this_host_cannot_u
 
     named(monkeypatch, *addresses)
     monkeypatch.setattr(calls, "create_connection", without_ipv6)
-    monkeypatch.setattr(client_connection, "_has_ipv6", lambda: False)
+    monkeypatch.setattr(client_connection, "_has_way_to", lambda address: False)
     with refused_address() as refused:
         port = refused.rpartition(":")[2]
         connection = ClientConnection(Dial(f"some.example:{port}", None, None, PATIENCE), lambda: True)
@@ -347,7 +347,7 @@ def test_of_several_addresses_the_error_tells_what_is_short_here_and_else_what_t
 
     named(monkeypatch, *list(failures)[::turn])
     monkeypatch.setattr(calls, "create_connection", failing)
-    monkeypatch.setattr(client_connection, "_has_ipv6", lambda: False)
+    monkeypatch.setattr(client_connection, "_has_way_to", lambda address: False)
     connection = ClientConnection(Dial("some.example:1", None, None, PATIENCE), lambda: True)
     with closing(connection), pytest.raises(OSError) as caught:
         connection.connect()
@@ -355,26 +355,35 @@ def test_of_several_addresses_the_error_tells_what_is_short_here_and_else_what_t
 
 
 @pytest.mark.parametrize(
-    ("bind", "told"),
-    [(None, errno.EADDRNOTAVAIL), (errno.EADDRNOTAVAIL, errno.ECONNREFUSED)],
-    ids=["with IPv6", "without"],
+    ("way", "told"),
+    [
+        (None, errno.EADDRNOTAVAIL),
+        (errno.EADDRNOTAVAIL, errno.ECONNREFUSED),
+        (errno.ENETUNREACH, errno.ECONNREFUSED),
+        (errno.EMFILE, errno.EADDRNOTAVAIL),
+    ],
+    ids=["with a way", "without an address", "without a way", "unknown"],
 )
-def test_where_there_is_ipv6_a_lack_of_ports_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, bind: int | None, told: int
+def test_where_there_is_a_way_by_ipv6_a_lack_of_ports_is_one(
+    monkeypatch: pytest.MonkeyPatch, way: int | None, told: int
 ) -> None:
     failures = {V6: errno.EADDRNOTAVAIL, V4: errno.ECONNREFUSED}
 
     def failing(address: tuple[str, int], *_: float) -> socket.socket:
         raise OSError(failures[address[0]], "")
 
-    def bound(one: socket.socket, address: tuple[str, int]) -> None:
-        assert (one.family, one.type, address) == (socket.AF_INET6, socket.SOCK_DGRAM, (V6, 0))
-        if bind is not None:
-            raise OSError(bind, "")
+    def new_socket(family: int, kind: int) -> socket.socket:
+        assert (family, kind) == (socket.AF_INET6, socket.SOCK_DGRAM)
+        return socket.socket(socket.AF_INET, kind)  # a kernel may have no other
+
+    def connect(one: socket.socket, address: tuple[str, int]) -> None:
+        assert address[0] == V6
+        if way is not None:
+            raise OSError(way, "")
 
     named(monkeypatch, V4, V6)
-    monkeypatch.setattr(calls, "create_connection", failing)
-    monkeypatch.setattr(calls, "bind", bound)
+    for name, call in (("create_connection", failing), ("new_socket", new_socket), ("connect", connect)):
+        monkeypatch.setattr(calls, name, call)
     connection = ClientConnection(Dial("some.example:1", None, None, PATIENCE), lambda: True)
     with closing(connection), pytest.raises(OSError) as caught:
         connection.connect()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
+from consumers import PATIENCE
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import ENTRY, Index, Writer
+from sortshuffle.service.jvm import elsewhere
 from sortshuffle.service.jvm.elsewhere import KnownElsewhere, in_threads
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.small_outputs import SmallOutput
@@ -55,20 +58,28 @@ def test_what_is_called_in_threads_returns_in_the_order_of_the_items(threads: in
     assert in_threads(str, [], threads, "looking") == []
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_where_there_are_too_few_threads_the_callers_own_makes_all_calls(
-    monkeypatch: pytest.MonkeyPatch, count: int
+@pytest.mark.parametrize(("count", "stay"), [(0, 0), (1, 0), (2, 1), (3, 1)])
+def test_where_there_are_too_few_threads_half_of_them_end_and_the_callers_own_calls(
+    monkeypatch: pytest.MonkeyPatch, count: int, stay: int
 ) -> None:
     """A call may need a thread itself, and waits for one: it would not get those that wait with it."""
+    together = threading.Barrier(stay + 1)
+    names: set[str] = set()
 
     def look(number: int) -> tuple[int, str]:
-        return number, threading.current_thread().name
+        name = threading.current_thread().name
+        if name not in names:  # each thread has a part
+            names.add(name)
+            together.wait(PATIENCE)
+        return number, name
 
     with monkeypatch.context() as patch:
         start_only(patch, count)
         found = in_threads(look, range(20), 4, "looking")
     assert [number for number, _ in found] == list(range(20))
-    assert {name for _, name in found} == {threading.current_thread().name}
+    assert {name for _, name in found} == names
+    assert threading.current_thread().name in names
+    assert len(names) == stay + 1
     assert not any(thread.name.startswith("looking") for thread in threading.enumerate())
 
 
@@ -77,17 +88,21 @@ def test_what_a_call_in_a_thread_raises_is_raised() -> None:
         in_threads(lambda number: 1 // number, [1, 0, 1], 2, "looking")
 
 
-@pytest.mark.parametrize("count", [1, 0])
-def test_after_an_error_no_further_call_begins(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    called = []
+def test_after_an_error_no_further_call_begins_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    called, cleared = [], threading.Event()
+
+    class Watched(deque[object]):
+        def clear(self) -> None:
+            super().clear()
+            cleared.set()
 
     def look(number: int) -> None:
         called.append(number)
-        if number == 3:
+        if number == 1:
             raise KeyError("a bug")
+        assert cleared.wait(PATIENCE)
 
-    with monkeypatch.context() as patch:
-        start_only(patch, count)
-        with pytest.raises(KeyError):
-            in_threads(look, range(20), 1, "looking")
-    assert called == [0, 1, 2, 3]
+    monkeypatch.setattr(elsewhere, "deque", Watched)
+    with pytest.raises(KeyError):
+        in_threads(look, range(20), 2, "looking")
+    assert sorted(called) == [0, 1]

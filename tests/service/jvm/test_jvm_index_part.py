@@ -30,12 +30,11 @@ def block(first: int, end: int) -> Block:
 def test_it_has_the_blocks_own_entries_alone(index: Index) -> None:
     part = IndexPart.of(index, block(4, 6))
     assert (part.codec, part.writer, part.data_bytes, part.first) == (Codec.LZ4, str(WRITER), 1234, 4)
-    assert part.bytes.tolist() == [[4, 5], [14, 15], [24, 25]]
-    assert part.bytes.dtype == np.int64
+    assert part.entries["bytes"].tolist() == [[4, 5], [14, 15], [24, 25]]
     assert part.entries.base is None, "a view would keep all entries"
 
 
 def test_subpartitions_that_there_are_not_are_an_error(index: Index) -> None:
-    assert IndexPart.of(index, block(9, 10)).bytes.tolist() == [[9], [19], [29]]
+    assert IndexPart.of(index, block(9, 10)).entries["bytes"].tolist() == [[9], [19], [29]]
     with pytest.raises(UsageError, match="subpartitions 9 to 10 of a map output that has 10"):
         IndexPart.of(index, block(9, 11))

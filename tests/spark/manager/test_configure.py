@@ -81,7 +81,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_it_is_on_where_nothing_speaks_against_it(
     the_jar: Path, wanted: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    on = manager_settings(str(the_jar), "/opt/python", {}, pyspark.__version__)
+    on = manager_settings(str(the_jar), "/opt/python", {})
     assert configured(**wanted) == {**wanted, **on, **ALWAYS}
     assert said(caplog) == []
 

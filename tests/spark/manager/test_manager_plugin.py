@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
 import pytest
 from driver_process import DriverProcess
 from java_options import submit_arguments
@@ -55,7 +54,7 @@ class Contexts(DriverProcess):
 
 
 COMMON = {
-    **manager_settings(jar_path(), sys.executable, {}, pyspark.__version__),
+    **manager_settings(jar_path(), sys.executable, {}),
     "spark.master": "local[1]",
     "spark.ui.enabled": "false",
     "spark.sortshuffle.manager": "on",

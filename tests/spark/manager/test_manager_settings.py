@@ -26,7 +26,6 @@ from sortshuffle.spark.manager.settings import (
 from sortshuffle.spark.session.service import HostService, Mode, ServiceSettings
 
 JAR = "/opt/sortshuffle-manager.jar"
-RELEASE = "4.3.0"  # of Spark
 OTHER_PLUGIN = "org.other.Plugin"
 
 
@@ -43,7 +42,7 @@ class Context:
 
 
 def test_without_others_there_is_only_the_manager() -> None:
-    assert manager_settings(JAR, "/opt/python", {}, RELEASE) == {
+    assert manager_settings(JAR, "/opt/python", {}) == {
         "spark.shuffle.manager": "org.sortshuffle.SortMergeShuffleManager",
         "spark.plugins": "org.sortshuffle.SortMergeShufflePlugin",
         "spark.jars": JAR,
@@ -60,7 +59,7 @@ def test_what_others_have_set_stays() -> None:
         "spark.sortshuffle.manager.python": "python3.12",
         "spark.app.name": "job",
     }
-    assert manager_settings(JAR, "/opt/python", before, RELEASE) == {
+    assert manager_settings(JAR, "/opt/python", before) == {
         "spark.shuffle.manager": MANAGER_CLASS,
         "spark.plugins": f"{OTHER_PLUGIN},org.second.Plugin,{PLUGIN_CLASS}",
         "spark.jars": f"/a.jar,hdfs:///b.jar,{JAR}",
@@ -69,29 +68,17 @@ def test_what_others_have_set_stays() -> None:
     }
 
 
-@pytest.mark.parametrize("release", ["4.1.0", "4.1.4", "4.2.0", "4.3.0-SNAPSHOT", "4.10.0", ""])
-def test_where_spark_does_not_check_rows_by_default_it_is_told_to(release: str) -> None:
-    key = "spark.sql.shuffle.orderIndependentChecksum"
-    checks = {f"{key}.enabled": "true", f"{key}.enableFullRetryOnMismatch": "true"}
-    on = manager_settings(JAR, "/opt/python", {}, RELEASE)
-    wanted = checks if release in ("4.1.0", "4.1.4", "") else {}
-    assert manager_settings(JAR, "/opt/python", {}, release) == {**wanted, **on}
-    one = {f"{key}.enabled": "false"}  # the user's own
-    other = {name: value for name, value in wanted.items() if name not in one}
-    assert manager_settings(JAR, "/opt/python", one, release) == {**other, **on}
-
-
 @pytest.mark.parametrize(
     "as_spark_has_it",
     [JAR, f"file:{JAR}", f"file://{JAR}", "file:/my%20dir/sortshuffle-manager.jar", f"{JAR},/venv{JAR}"],
 )
 def test_settings_that_are_there_already_are_not_there_twice(as_spark_has_it: str) -> None:
-    once = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN}, RELEASE)
-    assert manager_settings(JAR, "/opt/python", {**once, "spark.jars": as_spark_has_it}, RELEASE) == once
+    once = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN})
+    assert manager_settings(JAR, "/opt/python", {**once, "spark.jars": as_spark_has_it}) == once
 
 
 def test_the_manager_of_an_earlier_context_of_the_jvm_is_turned_off_again() -> None:
-    on = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN}, RELEASE)
+    on = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN})
     sparks = "org.apache.spark.shuffle.sort.SortShuffleManager"
     assert without_manager(on) == {"spark.shuffle.manager": sparks, "spark.plugins": OTHER_PLUGIN}
     assert without_manager({}) == {}

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import confs, differences, every_type
-from parquet_cases import write
+from parquet_cases import write, write_by_early_pyarrow
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -642,6 +642,17 @@ def test_files_of_the_old_calendar_at_either_end(
 
     assert f"column 's' of {tmp_path}/d={old}/f.parquet is in the old calendar" in reason(df)
     assert len(same(df.select("k", "d"))) == 2
+
+
+def test_int96_of_an_early_pyarrow_are_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """It wrote times before 1970 in a way that pyarrow reads as times 584 years later."""
+    moment = dt.datetime(1969, 12, 31, 23, 59, 59)
+    write_by_early_pyarrow(tmp_path / "f.parquet", moment)
+    df = spark.read.parquet(str(tmp_path))
+    assert "column 't' of" in reason(df)
+    assert "an early pyarrow wrote as INT96" in reason(df)
+    assert df.selectExpr("t = timestamp'1969-12-31 23:59:59'").collect() == [(True,)]
+    assert same(df.select("n")) == ["(1,)"]
 
 
 def test_files_that_the_workers_cannot_read(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from oracle import confs
-from parquet_cases import ONE_SPLIT, found, ours, plain, same, write, write_annotated
+from parquet_cases import ONE_SPLIT, found, ours, plain, same, write, write_annotated, write_by_early_pyarrow
 from pyspark.sql import SparkSession
 
 from sortshuffle.errors import SchemaMismatchError, UnsupportedError
@@ -234,20 +233,32 @@ def test_int96_of_an_unknown_calendar_have_a_mode_of_their_own(spark: SparkSessi
         (None, True),
     ],
 )
-def test_int96_of_an_early_pyarrow_are_left_to_spark(writer: str | None, is_read: bool) -> None:
-    """It wrote times before 1970 in a way that only Spark reads."""
+def test_int96_are_all_read_unless_an_early_pyarrow_wrote_them(writer: str | None, is_read: bool) -> None:
     assert reads_int96(writer) is is_read
 
 
-def test_int96_of_an_early_pyarrow_are_refused_with_the_remedy(spark: SparkSession, tmp_path: Path) -> None:
-    path = write(tmp_path / "f.parquet", {"t": OLD["t"], "n": [1]}, use_deprecated_int96_timestamps=True)
-    assert pq.read_metadata(path).created_by == f"parquet-cpp-arrow version {pa.__version__}"
-    data = path.read_bytes()
-    early = b"parquet-cpp-arrow version 9.0.0".ljust(26 + len(pa.__version__))
-    path.write_bytes(data.replace(f"parquet-cpp-arrow version {pa.__version__}".encode(), early))
-    with pytest.raises(UnsupportedError, match=r"column 't' is stored as INT96 .*spark\.read\.parquet"):
+EARLY = dt.datetime(1969, 12, 31, 23, 59, 59, 999999)
+
+
+@pytest.mark.parametrize("moment", [EARLY, dt.datetime(1600, 1, 1, 1), dt.datetime(1300, 6, 1, 12)])
+def test_times_that_only_spark_reads_are_refused_with_the_remedy(
+    spark: SparkSession, tmp_path: Path, moment: dt.datetime
+) -> None:
+    path = write_by_early_pyarrow(tmp_path / "f.parquet", moment)
+    with pytest.raises(UnsupportedError, match=r"column 't' is stored as INT96 .*Let Spark write"):
         ours(spark, path)
     assert len(same(spark, path, schema="n long").rows) == 1
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [dt.datetime(1970, 1, 1), MOMENT, dt.datetime(1950, 5, 5), dt.datetime(9999, 12, 31, 23, 59), None],
+)
+def test_other_times_of_an_early_pyarrow_are_read(
+    spark: SparkSession, tmp_path: Path, moment: dt.datetime | None
+) -> None:
+    path = write_by_early_pyarrow(tmp_path / "f.parquet", moment)
+    assert len(same(spark, path).rows) == 1
 
 
 @pytest.mark.parametrize("written", ["INT96", "TIMESTAMP_MICROS"])

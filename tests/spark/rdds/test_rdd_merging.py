@@ -8,7 +8,7 @@ import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +34,7 @@ from sortshuffle.spark.rdds.aggregations import (
 )
 from sortshuffle.spark.rdds.combining import TRIAL, MapSideCombiner
 from sortshuffle.spark.rdds.grouping import LongGroup
-from sortshuffle.spark.rdds.merging import Merging
+from sortshuffle.spark.rdds.merging import BUCKETS, Merging
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 
@@ -263,6 +263,32 @@ def test_keys_come_in_one_order_wherever_their_objects_lie(files: Files) -> None
     assert sorted(first) == list(range(2000))
     assert first != sorted(first), "they were put aside by their hash"
     assert order() == first
+
+
+class Name(NamedTuple):
+    """Equal whatever the letters' case."""
+
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Name) and self.text.lower() == other.text.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.text.lower())
+
+
+def test_keys_with_an_equality_of_their_own_come_once(files: Files) -> None:
+    pairs = [(Name(f"key {n % 1000}".upper() if n % 2 else f"key {n % 1000}"), n) for n in range(5000)]
+    pairs += [(Name(key.text.swapcase()), n) for key, n in pairs]
+    found = results(merging(Group().table, files, 8 * KIB), [chunked(pairs, 100)])
+    assert len(found) == 1000
+
+
+def test_keys_with_nan_are_put_aside_in_all_buckets(files: Files) -> None:
+    keys = [(float("nan"), n) for n in range(1000)] + [float("nan") for _ in range(1000)]
+    merge = merging(Group().table, files, 8 * KIB)
+    tables = [table for (table,) in merge.tables([chunked([(key, 1) for key in keys], 100)])]
+    assert len(tables) > BUCKETS
 
 
 def test_what_was_put_aside_goes_when_nobody_wants_more(files: Files) -> None:

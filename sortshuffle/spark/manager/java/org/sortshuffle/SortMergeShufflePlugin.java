@@ -14,6 +14,7 @@ import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.stream.Stream;
 import org.apache.spark.MapOutputTrackerMaster;
 import org.apache.spark.SparkConf;
 import org.apache.spark.SparkContext;
@@ -97,6 +98,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             conf = context.conf();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
+            if (context.version().startsWith("4.1"))
+                checkRows(context.conf());
             isStored = Storage.isUsed(context.conf());
             if (isStored)
                 tellOfStorage(context.conf());
@@ -127,6 +130,16 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             boolean outlive = Storage.isUsed(conf) || !Engine.isContainer(conf);
             if (outlive && !conf.contains(TRACKING_TIMEOUT))
                 conf.set(TRACKING_TIMEOUT, "0");
+        }
+
+        /**
+         * Lets Spark notice that a map task which runs again sends rows elsewhere than before, and run the
+         * stages again that have read them. Without this, rows may be lost or doubled. It is the default
+         * since Spark 4.2.
+         */
+        private static void checkRows(SparkConf conf) {
+            conf.setIfMissing("spark.sql.shuffle.orderIndependentChecksum.enabled", "true");
+            conf.setIfMissing("spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch", "true");
         }
 
         /**
@@ -200,7 +213,9 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             String master = conf.get("spark.master", "");
             boolean isLocal = master.equals("local") || master.startsWith("local[");
             return !isLocal && !Storage.isUsed(conf) && !conf.getBoolean("spark.io.encryption.enabled", false)
-                    && conf.get("spark.sortshuffle.service.tls.certificate", "").isEmpty();
+                    && Stream.of("certificate", "key", "authority")
+                               .anyMatch(file
+                                       -> conf.get("spark.sortshuffle.service.tls." + file, "").isEmpty());
         }
 
         @Override
