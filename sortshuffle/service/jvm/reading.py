@@ -174,7 +174,8 @@ class BlockReader:
 
     def _held_of_known(self) -> dict[int, SmallMapOutput | _LocalPart]:
         """Return what is held of known map outputs, by the number of the block. What the cache drops while
-        others are opened is closed then: nothing here keeps it."""
+        others are opened is closed then: nothing here keeps it. A range that there is not is left to
+        `_locate_local`, which notes the error."""
         known = self._outputs.known([block.file_id for _, block in self._local_numbers])
         return {
             number: _held(output, block)
