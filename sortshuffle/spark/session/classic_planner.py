@@ -1,12 +1,14 @@
 """The `Planner` of classic sessions, which reaches into Spark's planner by Py4J.
 
-A frame's control rows go through Spark's own shuffle. Two settings of that shuffle must differ from those of
-the user's session. So it is planned in a clone of the session (tried on Spark 4.1 to 4.3):
+A frame's plans become RDDs in a clone of the user's session (tried on Spark 4.1 to 4.3). It differs from the
+session in two settings:
 
 * Adaptive execution is off. With it, planning would run the map stage at once, and frames would not be lazy.
-* ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false. A re-run map task may
-  return other control bytes (another attempt, another path), and if it were true, Spark would then refuse to
-  go on once reduce tasks have finished.
+* ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false for the shuffle of control
+  rows. A re-run map task may return other control bytes (another attempt, another path), and if it were true,
+  Spark would then refuse to go on once reduce tasks have finished. Shuffles of the user's own plan need it:
+  by it Spark notices that a map task which runs again has placed rows elsewhere. So a plan with such shuffles
+  becomes an RDD first, by the user's value, and its control rows are shuffled then.
 
 The clone must be the *active* session while the plan becomes an RDD, because the shuffle reads its settings
 then. The RDD becomes a scan in the user's session. All frames made from it share its map outputs.
@@ -21,7 +23,7 @@ internals. `internalCreateDataFrame` has had the same three arguments since Spar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import accumulate, pairwise
@@ -37,10 +39,8 @@ from sortshuffle.spark.session.naming import call_site
 from sortshuffle.spark.session.planner import ControlRows, number_rows
 from sortshuffle.spark.session.requirements import NO_ROLLBACK
 
-_CLONE_SETTINGS = {
-    "spark.sql.adaptive.enabled": "false",
-    NO_ROLLBACK: "false",
-}
+_LAZY = {"spark.sql.adaptive.enabled": "false"}
+_LAZY_CONTROL = {**_LAZY, NO_ROLLBACK: "false"}
 
 
 class ClassicPlanner:
@@ -53,11 +53,10 @@ class ClassicPlanner:
         self._spark = spark
 
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
-        shuffled = rows.repartitionById(sum(subpartitions), MARK)
-        context = shuffled.sparkSession.sparkContext
+        context = rows.sparkSession.sparkContext
         remove_unused(context)
         with call_site(context, label):
-            rdd = rdd_of(shuffled)
+            shuffled, rdd = _control_rdd(rows, sum(subpartitions))
             rdd.setName(label)
             shuffle = control_shuffle(context, rdd)
             parts = _parts(context._jvm, rdd, subpartitions)
@@ -193,14 +192,39 @@ def _scan(frame: DataFrame, rdd: Any) -> DataFrame:
 
 def rdd_of(frame: DataFrame) -> Any:
     """Return the RDD of a plan's internal rows. Starts no job, unless the plan contains a broadcast."""
+    with _in_clone(frame, _LAZY) as execution:
+        return execution.toRdd()
+
+
+def _control_rdd(rows: DataFrame, count: int) -> tuple[DataFrame, Any]:
+    """Return the plan that shuffles control rows into so many partitions, and its RDD."""
+    shuffled = rows.repartitionById(count, MARK)
+    with _in_clone(shuffled, _LAZY_CONTROL) as execution:
+        if _exchanges(execution) <= 1:
+            return shuffled, execution.toRdd()
+    # the user's own shuffles become an RDD first, by the user's settings
+    shuffled = share(rows).repartitionById(count, MARK)
+    with _in_clone(shuffled, _LAZY_CONTROL) as execution:
+        return shuffled, execution.toRdd()
+
+
+def _exchanges(execution: Any) -> int:
+    """Return the number of exchanges in a physical plan, or more. One call of the JVM gets its text."""
+    return str(execution.executedPlan().toString()).count("Exchange ")
+
+
+@contextmanager
+def _in_clone(frame: DataFrame, settings: Mapping[str, str]) -> Iterator[Any]:
+    """Yield the execution of a plan in a clone of its session with these settings. The clone is active in the
+    block, because a plan reads them when it becomes an RDD."""
     session: Any = frame.sparkSession
     clone = session._jsparkSession.cloneSession()
-    for key, value in _CLONE_SETTINGS.items():
+    for key, value in settings.items():
         clone.conf().set(key, value)
     jvm = session.sparkContext._jvm
     datasets = scala_object(jvm, "org.apache.spark.sql.classic.Dataset")
     with _active(java_class(jvm, "org.apache.spark.sql.classic.SparkSession"), clone):
-        return datasets.ofRows(clone, frame._jdf.queryExecution().analyzed()).queryExecution().toRdd()
+        yield datasets.ofRows(clone, frame._jdf.queryExecution().analyzed()).queryExecution()
 
 
 @contextmanager

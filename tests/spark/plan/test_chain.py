@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -156,6 +157,35 @@ def test_an_exchange_is_planned_without_adaptive_execution_and_the_session_is_le
     assert partitions == 3  # adaptive execution would have joined these
     assert building.ids == []
     assert running.stages == [3]
+
+
+def dependencies_of(rdd: Any) -> list[Any]:
+    """The shuffles that an RDD of the JVM depends on, the last one first."""
+    found, left = [], [rdd]
+    while left:
+        dependencies = left.pop(0).dependencies()
+        for at in range(dependencies.size()):
+            dependency = dependencies.apply(at)
+            if dependency.getClass().getSimpleName() == "ShuffleDependency":
+                found.append(dependency)
+            left.append(dependency.rdd())
+    return found
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_shuffles_of_the_users_plan_check_rows_if_the_user_wants_it_and_control_rows_are_not_checked(
+    spark: SparkSession, numbers: DataFrame, value: str
+) -> None:
+    """A map task that runs again may send the user's rows elsewhere. Control rows are others each time."""
+    key = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
+    with confs(spark, {key: value}):
+        source = numbers.repartition(5, sf.rand())
+        frame = sortshuffle.frame(source).mapInArrow(lambda batches: batches, numbers.schema)
+        control: Any = exchange_of(frame.repartition(3, "k")).control()
+        shuffles = dependencies_of(control._jdf.queryExecution().toRdd())
+    assert [each.checksumMismatchFullRetryEnabled() for each in shuffles] == [False, value == "true"]
+    assert [each.partitioner().numPartitions() for each in shuffles] == [3, 5]
+    assert frame.repartition(3, "k").count() == 100
 
 
 def test_the_active_session_is_again_the_users(spark: SparkSession, placed: ShuffleFrame) -> None:
