@@ -261,12 +261,13 @@ def in_threads(
         try:
             for _ in range(count):
                 workers.append(pool.submit(work_if_seated))
-        except (RuntimeError, MemoryError):
-            pass  # there is no further thread
-        is_short = len(workers) < count
-        seats.extend([None] * (len(workers) // 2 if is_short else count))
-        may_begin.set()
-        if is_short:
+            seats.extend([None] * count)
+        except (RuntimeError, MemoryError):  # there is no further thread
+            seats.extend([None] * (len(workers) // 2))
+            pool.shutdown(wait=False)  # threads without a seat end at once
+        finally:
+            may_begin.set()
+        if len(workers) < count:
             work()
         for worker in workers:
             worker.result()

@@ -299,6 +299,12 @@ class MapOutputs:
                 self._known.keep(known)
         return known
 
+    def kept(self, file_id: bytes) -> IndexedMapOutput | None:
+        """Return the map output if it is kept and read extent by extent. Its file stays open as long as the
+        caller has it."""
+        (known,) = self._known.get_all((file_id,))
+        return known if isinstance(known, IndexedMapOutput) else None
+
     def reader(
         self, file: PartitionedFile, file_id: bytes, writer: str, data_bytes: int
     ) -> PartitionedFileReader:

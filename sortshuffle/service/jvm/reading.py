@@ -20,7 +20,6 @@ Single-threaded: each connection has its own reader.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -76,19 +75,17 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class _LocalPart:
-    """What a request holds of a map output of this host that is read extent by extent. ``kept``: returns the
-    open one, as long as anybody keeps it."""
+    """What a request holds of a map output of this host that is read extent by extent."""
 
     file: PartitionedFile
     file_id: bytes
     part: IndexPart
-    kept: Callable[[], IndexedMapOutput | None]
 
     @staticmethod
     def of(output: IndexedMapOutput, block: Block) -> _LocalPart:
         entries = entries_of(output.entries, block)
         part = IndexPart(output.codec, output.writer, output.data_bytes, block.first, entries)
-        return _LocalPart(output.file, output.file_id, part, weakref.ref(output))
+        return _LocalPart(output.file, output.file_id, part)
 
 
 def _held(output: MapOutput, block: Block) -> SmallMapOutput | _LocalPart:
@@ -249,8 +246,8 @@ class BlockReader:
         return all_lost
 
     def _records(self, output: _LocalPart) -> Iterator[pa.Buffer]:
-        """Yield the records of a block, from the open file if there is one."""
-        kept, part = output.kept(), output.part
+        """Yield the records of a block, from the open file if the cache has one."""
+        kept, part = self._outputs.kept(output.file_id), output.part
         if kept is not None:
             yield from self._extents(kept.reader, part)  # `kept` keeps it open
         elif part.entries["bytes"].any():

@@ -230,9 +230,9 @@ def _chunks(parts: Sequence[SpilledPart]) -> Iterator[Chunk]:
 
 
 def _hashes(keys: Sequence[Any]) -> Iterable[int]:
-    """Return a hash of each key, equal for equal keys. It does not depend on the process, as Python's own
-    does for None and NaN, which it hashes by their addresses: keys come bucket by bucket, and a task that
-    runs again must return them in the same order."""
+    """Return a hash of each key, equal for equal keys. Python hashes None and NaN by their addresses. Here
+    their hashes, and those of tuples with them, do not depend on the process: keys come bucket by bucket, and
+    a task that runs again must return them in the same order."""
     types = set(map(type, keys))
     if not any(each is type(None) or _is_plain_tuple(each) or issubclass(each, MAY_BE_NAN) for each in types):
         return map(hash, keys)
@@ -245,8 +245,13 @@ def _hash(key: Any) -> int | None:
         return 0
     if _is_plain_tuple(type(key)):
         parts = [_hash(each) for each in key]
-        return None if None in parts else hash(tuple(parts))
-    return None if isinstance(key, MAY_BE_NAN) and key != key else hash(key)
+        if None in parts:
+            return None
+        is_stable = all(part == hash(each) for part, each in zip(parts, key, strict=True))
+        return hash(key) if is_stable else hash(tuple(parts))
+    # a subclass may define its equality alone, without `!=`
+    is_nan = isinstance(key, MAY_BE_NAN) and not key == key  # noqa: SIM201
+    return None if is_nan else hash(key)
 
 
 def _is_plain_tuple(kind: type) -> bool:

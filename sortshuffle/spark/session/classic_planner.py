@@ -23,6 +23,7 @@ internals. `internalCreateDataFrame` has had the same three arguments since Spar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -40,7 +41,14 @@ from sortshuffle.spark.session.planner import ControlRows, number_rows
 from sortshuffle.spark.session.requirements import NO_ROLLBACK
 
 _LAZY = {"spark.sql.adaptive.enabled": "false"}
-_LAZY_CONTROL = {**_LAZY, NO_ROLLBACK: "false"}
+_LAZY_CONTROL = {
+    **_LAZY,
+    NO_ROLLBACK: "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enableQueryLevelRollbackOnMismatch": "false",
+    "spark.sql.maxPlanStringLength": str(2**30),  # for `_exchanges`
+}
+# nodes of Spark's physical plans that shuffle, or whose text has a plan with such
+_SHUFFLING = re.compile(r"Exchange |TakeOrderedAndProject|UnionLoop")
 
 
 class ClassicPlanner:
@@ -209,8 +217,8 @@ def _control_rdd(rows: DataFrame, count: int) -> tuple[DataFrame, Any]:
 
 
 def _exchanges(execution: Any) -> int:
-    """Return the number of exchanges in a physical plan, or more. One call of the JVM gets its text."""
-    return str(execution.executedPlan().toString()).count("Exchange ")
+    """Return the number of shuffles in a physical plan, or more. One call of the JVM gets its text."""
+    return len(_SHUFFLING.findall(str(execution.executedPlan().toString())))
 
 
 @contextmanager

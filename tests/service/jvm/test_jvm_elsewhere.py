@@ -8,6 +8,7 @@ from collections import deque
 import numpy as np
 import pytest
 from consumers import PATIENCE
+from engine import eventually
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import ENTRY, Index, Writer
@@ -81,6 +82,32 @@ def test_where_there_are_too_few_threads_half_of_them_end_and_the_callers_own_ca
     assert threading.current_thread().name in names
     assert len(names) == stay + 1
     assert not any(thread.name.startswith("looking") for thread in threading.enumerate())
+
+
+def test_a_call_gets_a_thread_that_others_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has one thread for this process, which the first look takes."""
+    start, others = threading.Thread.start, threading.active_count()
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if threading.active_count() > others:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def has_started(thread: threading.Thread) -> bool:
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        thread.join()
+        return True
+
+    def look(number: int) -> int:
+        link = threading.Thread(target=int)
+        eventually(lambda: has_started(link), "there is a thread for the call")
+        return number
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    assert in_threads(look, range(3), 4, "looking") == [0, 1, 2]
 
 
 def test_what_a_call_in_a_thread_raises_is_raised() -> None:

@@ -6,7 +6,7 @@ What can be seen without running is looked at on the plan itself.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -172,20 +172,28 @@ def dependencies_of(rdd: Any) -> list[Any]:
     return found
 
 
+SHUFFLING: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "repartition": lambda df: df.repartition(5, sf.rand()),
+    "limit behind a sort": lambda df: df.orderBy(sf.rand()).limit(90).filter("k >= 0"),
+    "aggregate": lambda df: df.groupBy("k").agg(sf.max("id").alias("id")),
+}
+
+
+@pytest.mark.parametrize("shuffling", SHUFFLING.values(), ids=SHUFFLING.keys())
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_shuffles_of_the_users_plan_check_rows_if_the_user_wants_it_and_control_rows_are_not_checked(
-    spark: SparkSession, numbers: DataFrame, value: str
+    spark: SparkSession, numbers: DataFrame, shuffling: Callable[[DataFrame], DataFrame], value: str
 ) -> None:
     """A map task that runs again may send the user's rows elsewhere. Control rows are others each time."""
     key = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
     with confs(spark, {key: value}):
-        source = numbers.repartition(5, sf.rand())
-        frame = sortshuffle.frame(source).mapInArrow(lambda batches: batches, numbers.schema)
+        source = shuffling(numbers)
+        frame = sortshuffle.frame(source).mapInArrow(lambda batches: batches, source.schema)
         control: Any = exchange_of(frame.repartition(3, "k")).control()
         shuffles = dependencies_of(control._jdf.queryExecution().toRdd())
     assert [each.checksumMismatchFullRetryEnabled() for each in shuffles] == [False, value == "true"]
-    assert [each.partitioner().numPartitions() for each in shuffles] == [3, 5]
-    assert frame.repartition(3, "k").count() == 100
+    assert shuffles[0].partitioner().numPartitions() == 3
+    assert frame.repartition(3, "k").count() == source.count()
 
 
 def test_the_active_session_is_again_the_users(spark: SparkSession, placed: ShuffleFrame) -> None:
