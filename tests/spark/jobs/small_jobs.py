@@ -26,6 +26,7 @@ import sortshuffle
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WARM = 5  # jobs until everything is loaded
+GRACE = "20s"  # less than what the test waits for files to go
 UNSEEN = 10  # files that may be left: Spark forgets the last jobs' within a moment, or keeps them for now
 
 
@@ -84,6 +85,8 @@ def main(directory: str, jobs: str, seconds: str) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.local.dir", directory)
         .config("spark.sql.shuffle.partitions", "2")
+        # where the janitor starts late, on a busy machine, it has not seen the first files while Spark knew them
+        .config("spark.sortshuffle.grace", GRACE)
     )
     spark.sparkContext.setLogLevel("OFF")
     times = [job(spark, number) for number in range(WARM)]
