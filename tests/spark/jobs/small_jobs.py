@@ -85,7 +85,7 @@ def main(directory: str, jobs: str, seconds: str) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.local.dir", directory)
         .config("spark.sql.shuffle.partitions", "2")
-        # where the janitor starts late, on a busy machine, it has not seen the first files while Spark knew them
+        # a janitor that starts late, on a busy machine, has not seen the first files while Spark knew them
         .config("spark.sortshuffle.grace", GRACE)
     )
     spark.sparkContext.setLogLevel("OFF")
