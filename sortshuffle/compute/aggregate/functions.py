@@ -293,18 +293,17 @@ class Variance(Function):
         counts, means, distances = map(numbers, states)
         with np.errstate(invalid="ignore", over="ignore"):
             totals = segments.sums(counts)
-            has_values = segments.arranged(counts) > 0
-            arranged = segments.arranged(means)
-            first = _first_of(arranged, has_values, segments)
-            from_first = np.where(has_values, arranged - np.repeat(first, segments.sizes()), 0.0)
-            weighted = from_first * segments.arranged(counts)
+            counts, means, sizes = segments.arranged(counts), segments.arranged(means), segments.sizes()
+            has_values = counts > 0
+            first = _first_of(means, has_values, segments)
+            weighted = np.where(has_values, means - np.repeat(first, sizes), 0.0) * counts
             of_groups = np.add.reduceat(weighted, segments.starts) if segments.count else weighted
             mean = first + of_groups / np.maximum(totals, 1)
-            from_mean = arranged - np.repeat(mean, segments.sizes())
+            from_mean = means - np.repeat(mean, sizes)
             between = np.where(has_values, from_mean * from_mean, 0.0)
             within = segments.sums(distances)
             if segments.count:
-                within += np.add.reduceat(segments.arranged(counts) * between, segments.starts)
+                within += np.add.reduceat(counts * between, segments.starts)
         return [pa.array(totals), pa.array(mean), pa.array(within)]
 
     def finished(self, states: Sequence[pa.Array]) -> pa.Array:

@@ -7,8 +7,7 @@ Both first find the index of each map output. If there is room, they read a smal
 it: each of a thousand tasks wants some bytes of it, and a request for each task costs more than the whole map
 output. For the others they keep the index for later requests, hold the part that this one needs
 (`IndexPart`), and fetch extents as every reader of this package does (`reading.fetcher`): ahead, in threads,
-within a budget. They differ in the source of indexes and extents, and
-in what it means if one cannot be read.
+within a budget. They differ in the source of indexes and extents, and in what it means if one cannot be read.
 
 All requests share what is kept (`KnownElsewhere`, thread-safe). A `BlocksElsewhere` belongs to one request
 and one thread, and starts threads that find map outputs and fetch.
@@ -79,6 +78,16 @@ class KnownElsewhere:
             if known is not None:
                 found[file_id] = known
         return found
+
+    def parts(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, PartOrRecords]:
+        """Return what a request holds of the known map outputs of these blocks, by the blocks' numbers. No
+        whole index is among it: what is dropped here meanwhile is freed. Raises `UsageError`."""
+        known = self.get_all([block.file_id for _, block in blocks])
+        return {
+            number: part_for(block, known[block.file_id])
+            for number, block in blocks
+            if block.file_id in known
+        }
 
     def keep(
         self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutput | None]

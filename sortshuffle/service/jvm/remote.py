@@ -171,13 +171,7 @@ class RemoteBlocks(BlocksElsewhere):
         """Return the answer for each of ``blocks``, by number. Asks services about unknown blocks, several at
         a time: each takes two round trips."""
         # 1. use what is known
-        known = self._settings.known.get_all([block.file_id for _, block in blocks])
-        answers: dict[int, Answer] = {
-            number: part_for(block, known[block.file_id])
-            for number, block in blocks
-            if block.file_id in known
-        }
-        del known  # these indexes may be dropped while services are asked
+        answers: dict[int, Answer] = {**self._settings.known.parts(blocks)}
         self._trusted = [each for each in blocks if isinstance(answers.get(each[0]), IndexPart)]
         # 2. ask the services about the other blocks, alternating between services
         unknown = self._alternate_services([each for each in blocks if each[0] not in answers])

@@ -135,13 +135,7 @@ class StoredBlocks(BlocksElsewhere):
 
     def _look_up(self, blocks: Blocks) -> dict[int, Found]:
         """Return what is found for each block, by number. Reads the unknown map outputs."""
-        known = self._settings.known.get_all([block.file_id for _, block in blocks])
-        found: dict[int, Found] = {
-            number: part_for(block, known[block.file_id])
-            for number, block in blocks
-            if block.file_id in known
-        }
-        del known  # these indexes may be dropped while others are read
+        found: dict[int, Found] = {**self._settings.known.parts(blocks)}
         unknown: dict[bytes, list[tuple[int, Block]]] = defaultdict(list)
         for number, block in blocks:
             if number not in found:

@@ -185,10 +185,11 @@ def _why_not_file(path: str, source: ScanSource, columns: list[st.StructField], 
     with open_parquet(path, source.filesystem.arrow()) as opened:
         calendars = Calendars.of(opened.metadata.metadata, current)
         fitting, fields = source.fitting(opened.metadata, path), file_fields(opened.schema)
-        as_int96 = {leaf.path for field in fields for leaf in field.leaves() if leaf.physical == "INT96"}
+        leaves = () if fitting.reads_int96 else (leaf for field in fields for leaf in field.leaves())
+        misread = {leaf.path for leaf in leaves if leaf.physical == "INT96"}
         for column in columns:
             fit = fitting.column(column.name, fields, column.dataType, wire.field(column.name).type)
-            if fit is not None and not fitting.reads_int96 and as_int96.intersection(fit[1].paths):
+            if fit is not None and misread.intersection(fit[1].paths):
                 return f"column '{column.name}' of {path} has times that an early pyarrow wrote as INT96"
             has_dates = any(type(part) in _WITH_CALENDAR for part in _parts(column.dataType))
             if has_dates and (calendars.datetime or calendars.int96):
