@@ -230,7 +230,8 @@ class Options:
         "auto, off, external",
         "",
         "How hosts read each other's map outputs. auto: where the master is not local, the first task that"
-        " writes on a host starts a shuffle service there, which ends with the application. external: an"
+        " writes on a host starts a shuffle service there, which ends 5 s after the application's last"
+        " executor there, or with the shuffle manager when the application is over. external: an"
         " administrator runs one on each host (sortshuffle serve). off: all hosts see the same files.",
     )
     service_port: int = _knob(

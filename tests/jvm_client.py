@@ -33,7 +33,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 GREETING = b"\x89SSJ\r\n\x1a\n\x03\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
-DONE, BAD_REQUEST, NO_SPACE, FAILED, LOST, UNREACHABLE = range(6)
+DONE, BAD_REQUEST, NO_SPACE, FAILED, LOST = range(5)
 ERROR = 0xFFFFFFFF
 APPLICATION = "app-1"
 TOKEN = "5e" * 16
@@ -99,14 +99,22 @@ class Output:
 @dataclass(frozen=True)
 class Answer:
     """To READ. ``data``: the bytes of all pieces; ``pieces``: how many there were. ``totals``: bytes and
-    blocks here, bytes and blocks of other hosts. ``status``: of an error, `DONE` at the end."""
+    blocks here, bytes and blocks of other hosts. ``status``: of an error, `DONE` at the end. ``lost``:
+    numbers of blocks. ``silent``: numbers of services."""
 
     data: bytes
     pieces: int
     totals: tuple[int, ...] = ()
     status: int = DONE
     lost: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
     text: str = ""
+
+
+def _numbers(body: bytes) -> tuple[tuple[int, ...], bytes]:
+    """Return the numbers that a body begins with, and what follows them."""
+    (count,) = struct.unpack_from("<I", body)
+    return struct.unpack_from(f"<{count}i", body, 4), body[4 + 4 * count :]
 
 
 class JvmClient:
@@ -231,11 +239,11 @@ class JvmClient:
     def _error(self, data: bytes, pieces: int) -> Answer:
         status, body = self.reply()
         lost: tuple[int, ...] = ()
-        if status in (LOST, UNREACHABLE):
-            (count,) = struct.unpack_from("<I", body)
-            lost = struct.unpack_from(f"<{count}i", body, 4)
-            body = body[4 + 4 * count :]
-        return Answer(data, pieces, (), status, lost, body.decode())
+        silent: tuple[int, ...] = ()
+        if status == LOST:
+            lost, body = _numbers(body)
+            silent, body = _numbers(body)
+        return Answer(data, pieces, (), status, lost, silent, body.decode())
 
     # Bytes
 

@@ -67,17 +67,18 @@ def clean(
     spark.sortshuffle.keep kept them. Of live executors it removes map outputs that a task left unfinished or
     that Spark has forgotten.
 
-    Files of other hosts, and files whose owner cannot be read, cannot be judged from here: they are kept and
-    listed. Run this on their host, or give --older-than. Nothing but sortshuffle's own files is touched, and
-    symbolic links are not followed.
+    Files of other hosts, and files whose owner cannot be read, cannot be judged from here. Nor can files of
+    the shuffle manager, if its service has ended and nothing that this user can read tells of its
+    application. They are kept and listed. Run this on their host and as their user, or give --older-than.
+    Nothing but sortshuffle's own files is touched, and symbolic links are not followed.
 
     DIR may also be the URL that spark.sortshuffle.dir names, such as s3://bucket/prefix. A driver removes
     what its application wrote there when it ends, unless it is killed. A URL does not show whether an
     application is live: all are listed, and those that --older-than or --application selects are removed,
     including uploads that were never completed.
 
-    Exit codes: 0 done, 1 something could not be removed, or a directory cannot be listed, 2 the call is
-    wrong, and nothing was removed, 4 the store refuses or does not answer, or its library is not installed.
+    Exit codes: 0 done, 1 something could not be removed or looked at, 2 the call is wrong, and nothing was
+    removed, 4 the store refuses or does not answer, or its library is not installed.
     """
     if application is not None and not all(map(is_url, directories)):
         raise UsageError("--application is for URLs: of a local directory every home says whose it is")

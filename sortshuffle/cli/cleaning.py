@@ -12,6 +12,8 @@ Below a directory, without following symbolic links, this module judges
 Rules
 * A home that cannot be judged from here is kept, unless it has not changed for as long as the caller says.
 * A home with a foreign file is kept, whatever its owner: a person must look at it.
+* The owner of a home of the shuffle manager (`homes.shared_home`) only keeps a service running, and may have
+  been killed while the application lives. What its executors and driver registered decides (`_life_of`).
 * A home in which a process holds a lock is kept, whatever its owner: processes of other containers are not
   visible, but their locks are.
 """
@@ -28,6 +30,7 @@ from enum import Enum
 
 from sortshuffle import calls
 from sortshuffle.cli.durations import duration
+from sortshuffle.errors import UsageError
 from sortshuffle.homes import forgotten_exchanges
 from sortshuffle.homes.home_failures import MARKER_FILE
 from sortshuffle.homes.host import is_this_host
@@ -35,6 +38,9 @@ from sortshuffle.homes.janitor import LOCK_FILE
 from sortshuffle.homes.lifetime import dead_outputs, dead_partials, finished_outputs, remove_home
 from sortshuffle.homes.owner import HOME_ROOT, NAME_DIGEST_BYTES, OWNER_FILE, SILENT_FILE, Owner
 from sortshuffle.homes.processes import process_start
+from sortshuffle.homes.shared_home import is_shared
+from sortshuffle.service.host import rendezvous, rendezvous_directory
+from sortshuffle.service.host.registration import Life, Registration, life_of
 from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
@@ -70,11 +76,11 @@ def judge_all(
     """Yield a verdict on every home at or below a directory, and on the dead map outputs of live homes.
 
     ``older_than``: seconds; a home that cannot be judged counts as dead if it has not changed for longer.
-    ``on_error`` is called for directories that cannot be listed.
+    ``on_error`` is called for directories that cannot be listed, and homes that cannot be looked at.
     """
     now = time.time()
     for path in homes_below(directory, on_error):
-        home = _Home.of(path)
+        home = _Home.of(path, on_error)
         if home is not None:
             yield from _judge(home, older_than, now)
 
@@ -119,16 +125,20 @@ class _Home:
     is_bare: bool
 
     @staticmethod
-    def of(path: str) -> _Home | None:
-        """Look at a directory. Return None if it is not a home, is gone, or cannot be listed."""
+    def of(path: str, on_error: Callable[[OSError], None]) -> _Home | None:
+        """Look at a directory. Return None if it is not a home, is gone, or cannot be looked at: in the last
+        case ``on_error`` gets the error."""
+        is_named_so = _HOME_NAME.fullmatch(os.path.basename(path)) is not None
         try:
-            with calls.scandir(path) as scan:
-                found = {entry.name: entry.stat(follow_symlinks=False) for entry in scan}
+            owner = Owner.read(path) if is_named_so else Owner.load(path)
+            if owner is None and not is_named_so:
+                return None
+            found = _files_in(path)
             changed = calls.lstat(path).st_mtime
-        except OSError:
+        except FileNotFoundError:
             return None
-        owner = Owner.read(path)
-        if owner is None and not _HOME_NAME.fullmatch(os.path.basename(path)):
+        except OSError as error:
+            on_error(error)
             return None
         return _Home(
             path,
@@ -139,6 +149,18 @@ class _Home:
             any(is_locked(os.path.join(path, name)) for name in found if not name.startswith(OWNER_FILE)),
             all(name.startswith(f"{OWNER_FILE}.") for name in found),
         )
+
+
+def _files_in(home: str) -> dict[str, os.stat_result]:
+    """Return what is in a home, by name. Raises OSError."""
+    found = {}
+    with calls.scandir(home) as scan:
+        for entry in scan:
+            try:
+                found[entry.name] = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # a live executor has removed or renamed it
+    return found
 
 
 def _spare_bytes(home: str) -> int:
@@ -201,6 +223,8 @@ def _is_dead(home: _Home, has_files: bool, now: float) -> tuple[bool | None, str
             None,
             f"{_end_of(owner)}, but its application may still be served from here (sortshuffle serve)",
         )
+    if owner.on_this_host() and is_shared(home.path):
+        return _is_shared_dead(home.path, owner)
     if owner.on_this_host():
         return True, _end_of(owner)
     if not is_this_host(owner.host):
@@ -210,12 +234,50 @@ def _is_dead(home: _Home, has_files: bool, now: float) -> tuple[bool | None, str
     return None, f"it belongs to another machine called {owner.host}"
 
 
+def _is_shared_dead(home: str, owner: Owner) -> tuple[bool | None, str]:
+    """Judge a home of the shuffle manager, whose service has ended, as `_is_dead` does."""
+    end = f"its service has ended (process {owner.pid}){_kept(owner)}"
+    match _life_of(home):
+        case Life.LIVE:
+            return False, f"application {owner.application} is live, though {end}"
+        case Life.WAITING:
+            return None, f"{end}, but its application may get executors here again"
+        case Life.OVER:
+            return True, f"{end}, and so has its application here"
+    return None, f"{end}, and nothing that this user can read tells whether its application has"
+
+
+def _life_of(home: str) -> Life | None:
+    """Return what is known of the application of a shared home by the executors that registered with this
+    user's services. None if none of them names the home, or if that cannot be read."""
+    own, name = rendezvous_directory.own_directory(), os.path.basename(home)  # its token is unique
+    try:
+        if is_gone(own):
+            return None
+        rendezvous_directory.make_own(own)  # makes nothing: refuses what another user could have put there
+        places = [os.path.join(own, each) for each in rendezvous_directory.names_in(own)]
+        found = [rendezvous.registrations(place) for place in places if calls.isdir(place)]
+    except (OSError, UsageError):
+        return None
+    lives = [life_of(each) for each in found if any(_names(one, name) for one in each)]
+    return max(lives, default=None)
+
+
+def _names(registration: Registration, home: str) -> bool:
+    """Return whether an executor registered a shared home with this name."""
+    return home in map(os.path.basename, registration.shared_homes)
+
+
 def _end_of(owner: Owner) -> str:
     if process_start(owner.pid) == owner.started:
         what = "Spark has removed the directories of its executor"
     else:
         what = f"its executor has ended (process {owner.pid})"
-    return what + (", it was kept by spark.sortshuffle.keep" if owner.keep else "")
+    return what + _kept(owner)
+
+
+def _kept(owner: Owner) -> str:
+    return ", it was kept by spark.sortshuffle.keep" if owner.keep else ""
 
 
 def _has_files_of_spark(home: str, owner: Owner, now: float) -> bool:

@@ -1,8 +1,9 @@
 """The output of `dump --json`, as plain dictionaries.
 
 Sizes are in bytes; `ratio` is raw bytes by stored bytes. `encryption` says whether payloads were decrypted,
-and is empty if they are not encrypted. Unknown values are null. Lists are never cut. Keys may be added, but
-never removed or renamed: scripts depend on them.
+and is empty if they are not encrypted; `unchecked` says why not all could be checked on this host, and is
+empty if all could. Unknown values are null. Lists are never cut. Keys may be added, but never removed or
+renamed: scripts depend on them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def summary(look: Look) -> dict[str, Any]:
         "state": look.state.value,
         "faults": [_fault(fault) for fault in look.faults],
         "data_read": look.check is not None,
+        "unchecked": look.unchecked,
         "data": _file(inspection.data),
         "index": _file(inspection.index),
         "header": _header(inspection.header),

@@ -53,9 +53,9 @@ def dump(path: str, as_json: bool, quick: bool, key_file: str | None, **choice: 
     verified on the way. Files that are unfinished (.partial), damaged or without their other half are shown
     as far as they can be.
 
-    Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, a directory cannot be listed, or
-    the key that was given does not open all in it, 2 the call is wrong, 4 the store refuses or does not
-    answer, or its library is not installed.
+    Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, or could not be looked at or
+    checked, or the key that was given does not open all in it, 2 the call is wrong, 4 the store refuses or
+    does not answer, or its library is not installed.
     """
     if choice["unpickle"] and choice["records"] is None:
         raise UsageError("--unpickle needs --records N: how many objects to show")

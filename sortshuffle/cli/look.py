@@ -14,7 +14,9 @@ from sortshuffle.cli.output import Advance, progress
 from sortshuffle.cli.records import record_counter
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey, FileCipher
+from sortshuffle.homes.owner import OWNER_FILE
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.urls import is_url, mounted_path
 from sortshuffle.storage.inspection.contents import FileFault, Inspection, PairState, Totals, inspect
 from sortshuffle.storage.inspection.data_check import DataCheck, check_data, cipher_of
@@ -41,7 +43,13 @@ class Look:
 
     @property
     def state(self) -> PairState:
-        return self.inspection.state(self.check.faults if self.check else ())
+        state = self.inspection.state(self.check.faults if self.check else ())
+        return PairState.NOT_ALL_CHECKED if state is PairState.COMPLETE and self.unchecked else state
+
+    @property
+    def unchecked(self) -> str:
+        """Why not all records could be decoded on this host; empty if they could, or were not to be."""
+        return self.check.unchecked if self.check else ""
 
     @property
     def name(self) -> str:
@@ -94,7 +102,7 @@ def pairs_below(directory: str, on_error: Callable[[OSError], None]) -> list[str
 
 
 def _look(path: str, quick: bool, advance: Advance, key: EncryptionKey | None) -> Look:
-    inspection = inspect(path)
+    inspection = inspect(path, keeps_locks=_is_in_home(path))
     cipher = cipher_of(inspection.header, key)
     check = None if quick else check_data(inspection, record_counter(inspection), advance, cipher)
     table = inspection.table
@@ -108,6 +116,12 @@ def _look(path: str, quick: bool, advance: Advance, key: EncryptionKey | None) -
     if found.faults and not _is_there(inspection):
         raise UsageError(f"{inspection.base} has been removed meanwhile")
     return found
+
+
+def _is_in_home(path: str) -> bool:
+    """Return whether a file lies in a home. Writers lock their files there, and not in a directory that other
+    hosts have mounted (`storage.files.local_pair`), whose local path does not show that it is one."""
+    return not is_url(path) and not is_gone(os.path.join(os.path.dirname(path), OWNER_FILE))
 
 
 def _encryption(key: EncryptionKey | None, cipher: FileCipher | None) -> str:

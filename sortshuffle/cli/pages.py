@@ -35,7 +35,9 @@ SHORT_LIMIT = 10  # the same for entries of several lines each
 _STYLES = {
     PairState.COMPLETE: "bold green",
     PairState.BEING_WRITTEN: "bold cyan",
+    PairState.MAY_BE_WRITTEN: "bold cyan",
     PairState.UNFINISHED: "bold yellow",
+    PairState.NOT_ALL_CHECKED: "bold yellow",
     PairState.DAMAGED: "bold red",
 }
 _EXTENT_COLUMNS = (
@@ -269,11 +271,18 @@ def _print_faults(out: ConsoleOutput, look: Look, everything: bool) -> None:
 def _notes(look: Look) -> Iterator[str]:
     if look.inspection.being_written:
         yield "A task is writing this map output; its completed regions are shown."
+    elif look.inspection.may_be_written:
+        yield (
+            "This map output is unfinished, or a task is writing it: no locks are kept there that would tell."
+            " Its completed regions are shown."
+        )
     elif look.inspection.unfinished:
         yield (
             "The task that wrote this map output ended before it was finished: nothing refers to it, and"
             " `sortshuffle clean` removes it."
         )
+    if look.unchecked:
+        yield f"Not all could be checked here: {look.unchecked}."
     if look.check is None:
         yield "The data was not read, as --quick says."
 
@@ -402,6 +411,6 @@ def _print_wrong_pairs(out: ConsoleOutput, found: Listing, everything: bool) -> 
 
 def _reason(look: Look) -> str:
     if not look.faults:
-        return look.state.value
+        return look.state.value + (f": {look.unchecked}" if look.unchecked else "")
     first, more = look.faults[0], len(look.faults) - 1
     return f"{first}" + (f"; and {plural(more, 'more fault')}" if more else "")

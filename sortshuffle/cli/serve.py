@@ -1,15 +1,18 @@
 """`sortshuffle serve`: runs an administrator's shuffle service for one host, or shows the status of one.
 
-The service runs in the foreground, under a supervisor such as systemd. SIGTERM and SIGINT stop it cleanly.
+The service runs in the foreground, under a supervisor such as systemd. SIGTERM and SIGINT stop it cleanly, or
+if a disk hangs, end its process after `STOP_TIMEOUT`.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -26,7 +29,7 @@ from sortshuffle.service.host.process import open_as_many_files_as_allowed
 from sortshuffle.service.pages.http import LOOPBACK, StatusServer, fetch_status, page_of
 from sortshuffle.service.pages.status import ServiceStatus
 from sortshuffle.service.server.linger import LINGER, SWEEP_EVERY, LingeringSweep
-from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
+from sortshuffle.service.server.shuffle_service import STOP_TIMEOUT, ServerSettings, ShuffleService, listen
 from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.service.wire.address import join_address
 from sortshuffle.service.wire.secret import read_secret
@@ -121,8 +124,8 @@ def serve(status: str | None, as_json: bool, **options: Any) -> None:
     serves whoever knows the secret; without one only this host, with --host 127.0.0.1. Map outputs of
     applications that have ended are removed.
 
-    Exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not go on, 2 the call is wrong, 4 with --status: a
-    service does not answer.
+    Exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not go on, or a disk hung when it was to end, 2 the
+    call is wrong, 4 with --status: a service does not answer.
     """
     if status is not None:
         _show(status, as_json)
@@ -138,16 +141,18 @@ def _serve(options: ServeOptions) -> None:
     """Serve until a signal arrives."""
     directories = options.directories
     with ExitStack() as stack:
+        end = stack.enter_context(closing(_BoundedEnd(STOP_TIMEOUT)))
         service = _service(options)
         stack.callback(service.stop)
         pages = stack.enter_context(closing(_pages(service, options.http_host, options.http_port)))
         stack.enter_context(_sweeping(LingeringSweep(lambda: directories, options.linger)))
-        stopped = _end_on_signals(service.stop)
+        stack.callback(end.begin)  # before all others
+        _end_on_signals(end, service.stop)
         click.echo(f"sortshuffle serves {', '.join(directories)} at {service.address}; status: {pages.url}")
         try:
             service.run()
         except StateError:
-            if not stopped.is_set():
+            if not end.is_begun:
                 raise  # otherwise a signal arrived before the service ran
 
 
@@ -228,14 +233,48 @@ def _sweeping(sweep: LingeringSweep) -> Iterator[None]:
         thread.join()
 
 
-def _end_on_signals(stop: Callable[[], None]) -> threading.Event:
-    """Call ``stop`` on SIGTERM and SIGINT. Return an event that is set once a signal has arrived."""
-    signalled = threading.Event()
+class _BoundedEnd:
+    """Ends the process with exit code 1 if the service does not end within ``seconds`` of `begin`. Threads
+    that wait for a disk cannot be interrupted, and Python itself would wait for them."""
 
-    def end(number: int, frame: FrameType | None) -> None:
-        signalled.set()
+    def __init__(self, seconds: float) -> None:
+        self.is_begun = False
+        self._seconds = seconds
+        # queues, not events: a handler may interrupt another one's `put`, but would wait for its `Event.set`
+        self._begun: SimpleQueue[None] = SimpleQueue()
+        self._over: SimpleQueue[None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name="sortshuffle-end", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Start the clock: the service is to end. May be called again, and in signal handlers."""
+        self.is_begun = True
+        self._begun.put(None)
+
+    def close(self) -> None:
+        """Stop the clock: the service has ended, and its threads too."""
+        self._over.put(None)
+        self._begun.put(None)
+        self._thread.join()
+
+    def _watch(self) -> None:
+        self._begun.get()
+        try:
+            self._over.get(timeout=self._seconds)
+        except Empty:
+            try:
+                why = f"the service did not end within {self._seconds:g} s: a disk hangs, or is slow"
+                click.echo(f"Error: {why}. Its process ends without waiting for it", err=True)
+            finally:
+                os._exit(1)
+
+
+def _end_on_signals(end: _BoundedEnd, stop: Callable[[], None]) -> None:
+    """Begin the end on SIGTERM and SIGINT."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        end.begin()
         stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    return signalled
+        signal.signal(number, handle)

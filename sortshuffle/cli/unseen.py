@@ -1,9 +1,10 @@
 """Places that a command cannot look into, which is not the same as files that it has found to be wrong.
 
-A directory that cannot be listed is passed over: the command looks at the rest and then exits 1. A store or
-service that refuses, or a missing library of a store, ends the command with exit code 4, because nothing is
-known of the files. JSON documents name both, with path and reason; only `dump` prints no document for a place
-that it cannot look into.
+* `PassedOver`: a directory that cannot be listed. The command looks at the rest, and exits 1.
+* `CannotLook`: a store or service that refuses or does not answer, or a missing library of a store. The
+  command ends with exit code 4, because nothing is known of the files.
+
+JSON documents name both, with path and reason. `dump` alone prints no document after a `CannotLook`.
 """
 
 from __future__ import annotations

@@ -21,14 +21,16 @@ from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.inspection.open_files import absolute, is_directory
 
-_STYLES = {"OK": "green", "OPEN": "cyan", "FAULT": "red"}
+_STYLES = {"OK": "green", "OPEN": "cyan", "PART": "yellow", "FAULT": "red"}
 _UNFINISHED = "unfinished: the task that wrote it ended before it gave the file its name"
+_MAY_BE_WRITTEN = "unfinished, or being written: no locks are kept there that would tell; sound so far"
 _LOCKED = "the key that was given does not open it: its checksums are sound, its payloads were not checked"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The result for one file. ``verdict``: OK, FAULT, or OPEN for a file that a task is writing."""
+    """The result for one file. ``verdict``: OK; FAULT; OPEN for a file that a task is writing, or may be
+    writing; PART for a file that could not all be checked on this host."""
 
     verdict: str
     path: str
@@ -48,10 +50,12 @@ def verify(paths: tuple[str, ...], as_json: bool, key_file: str | None) -> None:
     outputs below are checked; or the URL of either, such as s3://bucket/prefix. All data is read and decoded.
     In encrypted map outputs only the checksums are checked without the key, and everything with it; a key
     that does not open them is a fault. Files that a live task is writing are checked as far as they are
-    complete, and are no fault; files that a dead task left unfinished are one.
+    complete, and are no fault; files that a dead task left unfinished are one. Outside homes, as on storage
+    that every host sees, no lock tells the two apart, and neither is a fault.
 
-    Exit codes: 0 all is well, 1 there is a fault, or a directory cannot be listed, 2 the call is wrong, or
-    there is nothing to check, 4 the store refuses or does not answer, or its library is not installed.
+    Exit codes: 0 all is well, 1 there is a fault, or something cannot be looked at or checked, 2 the call is
+    wrong, or there is nothing to check, 4 the store refuses or does not answer, or its library is not
+    installed.
     """
     lines, key, passed_over = [], read_key(key_file), PassedOver()
     refusal: CannotLook | None = None
@@ -63,7 +67,7 @@ def verify(paths: tuple[str, ...], as_json: bool, key_file: str | None) -> None:
                     _print(line)
     except CannotLook as error:
         refusal = error
-    is_wrong = bool(passed_over.documents) or any(line.verdict == "FAULT" for line in lines)
+    is_wrong = bool(passed_over.documents) or any(line.verdict in ("FAULT", "PART") for line in lines)
     if as_json:
         print_json(
             {
@@ -128,8 +132,13 @@ def _of_file(found: Look, suffix: str) -> Line:
     what = _data_facts(found) if suffix == DATA_SUFFIX else _index_facts(found)
     if suffix == DATA_SUFFIX and found.is_locked:
         return Line("FAULT", path, f"{_LOCKED}; {what}")
+    if suffix == DATA_SUFFIX and found.unchecked:
+        why = f"no fault was found, but not all could be checked here: {found.unchecked}"
+        return Line("PART", path, f"{why}; {what}")
     if found.inspection.being_written:
         return Line("OPEN", path, f"being written, sound so far; {what}")
+    if found.inspection.may_be_written:
+        return Line("OPEN", path, f"{_MAY_BE_WRITTEN}; {what}")
     if found.inspection.unfinished:
         return Line("FAULT", path, f"{_UNFINISHED}; {what}")
     return Line("OK", path, what)

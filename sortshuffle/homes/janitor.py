@@ -8,11 +8,12 @@ unfinished files; and an executor that dies by SIGKILL leaves all its files. The
 * Each home has one janitor, which holds the lock ``janitor.lock`` there while the executor lives. A janitor
   that gets none of its locks ends within a second. An executor has several janitors if its tasks use further
   directories later, or if its frames have different settings.
-* Every second a janitor removes unfinished files without a writer; every five seconds, finished files that
-  Spark does not know and that are older than the grace time. Four times a second it looks which ones Spark
-  knows. If Spark's file of a task attempt is missing at two looks, the janitor removes the attempt's map
-  outputs; after five seconds, if they outlive the executor. Their data files may become spares
-  (`storage.files.spare_files`), which the janitor looks at every second.
+* Every second a janitor removes unfinished files without a writer, and looks after spares
+  (`storage.files.spare_files`). Every five seconds it removes finished files that Spark does not know and
+  that are older than the grace time.
+* Four times a second it checks which task attempts Spark knows. If Spark's file of an attempt has gone
+  (`homes.lifetime` has the rule), the janitor removes the attempt's map outputs, or makes spares of their
+  data files.
 * When the executor ends, the janitor deletes the homes and ends itself, within two seconds. If files are
   kept, or outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
 * If Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,

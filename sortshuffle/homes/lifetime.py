@@ -3,11 +3,13 @@
 A map output lives exactly as long as Spark's own shuffle files of the same task attempt. These are dead:
 
 * a ``.partial`` pair whose data file has no lock (its task failed or was killed);
-* a finished pair if none of the executor's local directories has ``shuffle_<any>_<attempt>_0.index``, which
-  Spark removes when no frame can use it. Spark writes that file when the task ends. So a pair without it is
-  dead only if it is older than the grace time, or if the file was there earlier and is missing at two looks
-  (`dropped_outputs`); for five seconds, if map outputs outlive the executor. If this package has removed the
-  file (`homes.loss`), the grace time is waited for;
+* a finished pair that Spark no longer knows. Spark knows a pair by ``shuffle_<any>_<attempt>_0.index`` in one
+  of the executor's local directories: it writes that file when the task ends, and removes it when no frame
+  can use it. If the file is missing, the pair is dead
+  - at once, if the janitor saw the file earlier and misses it at two looks (`dropped_outputs`); if map
+    outputs outlive the executor, the file must have been missing for five seconds;
+  - after the grace time, if the janitor has never seen the file, or if this package removed it
+    (`homes.loss`);
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
 The data file of a pair that Spark has dropped may become a spare (`storage.files.spare_files`).
@@ -23,10 +25,11 @@ directories named like homes are deleted, and symbolic links are never followed.
 
 from __future__ import annotations
 
-import glob
+import fnmatch
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
@@ -46,6 +49,9 @@ PARTIAL_SETTLES = 5.0
 # janitor to the next. If map outputs outlive the executor, it may be ending, and be removing its directories
 MISSING = 0.25
 MISSING_IF_OUTLIVED = 5.0
+
+OnError: TypeAlias = Callable[[OSError], None]
+"""Gets an error of the system that does not end the work."""
 
 
 def dead_partials(home: str, now: float, listings: HomeListings | None = None) -> Iterator[PartitionedFile]:
@@ -97,13 +103,30 @@ def finished_outputs(home: str) -> list[PartitionedFile]:
     return HomeListings().finished(home)
 
 
-def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
+def ignore(error: OSError) -> None:
+    """Do nothing about an error."""
+
+
+def control_files(directories: Iterable[str], attempt: int, on_error: OnError = ignore) -> Iterator[str]:
     """Yield the paths of Spark's own shuffle files of a task attempt, which hold our control rows.
-    ``directories``: executors' local directories, or those above, which Spark makes for the application."""
+    ``directories``: executors' local directories, or those above, which Spark makes for the application.
+    ``on_error``: gets the errors of directories that cannot be listed."""
     name = f"shuffle_*_{attempt}_0.*"
-    for directory in map(glob.escape, directories):
-        yield from calls.iglob(os.path.join(directory, _BLOCK_DIRECTORY, name))
-        yield from calls.iglob(os.path.join(directory, BLOCKS, _BLOCK_DIRECTORY, name))
+    for directory in directories:
+        for local in (directory, *matching(directory, BLOCKS, on_error)):
+            for block in matching(local, _BLOCK_DIRECTORY, on_error):
+                yield from matching(block, name, on_error)
+
+
+def matching(directory: str, pattern: str, on_error: OnError) -> list[str]:
+    """Return the paths in a directory whose names match a pattern; none if there is no such directory. If it
+    cannot be listed, ``on_error`` gets the error: `glob` would return nothing."""
+    try:
+        names = _names(directory)
+    except OSError as error:
+        on_error(error)
+        return []
+    return [os.path.join(directory, name) for name in fnmatch.filter(names, pattern)]
 
 
 def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list[str]:

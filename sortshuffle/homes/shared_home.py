@@ -15,8 +15,9 @@ Rules
   mounted that directory: its engine writes nothing, and reports no loss (`expect_stored_home`).
 * The directory that Spark makes for an application, and removes with it, is never made here: its presence
   would mean for ever that the application lives. Once such a directory is gone, no home is made in it.
-* The owner of a home is the process that keeps the service running. `sortshuffle clean` removes a home whose
-  owner has ended; the janitors do not look at it. The home at a URL has no owner.
+* The owner of a home is the process that keeps the service running. It may be killed while the application
+  lives. So `sortshuffle clean` removes a home only if the executors and the driver that registered have
+  ended, too. The janitors do not look at it. The home at a URL has no owner.
 
 Only the standard library is imported here: the supervisor must stay small.
 """

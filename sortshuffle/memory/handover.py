@@ -5,9 +5,10 @@ Used by `ReadBufferPool`, `NetworkBufferPool` and `LocalBufferPool`.
 A finalizer may recycle a buffer at any time: garbage collection may end a generator while the same thread
 holds the pool's lock. Acquiring the lock there would deadlock, and a re-entrant lock would let the finalizer
 see a half-made change. So recycling is submitted as an action. The action runs at once if the lock is free;
-if not, the thread that holds the lock runs it when it leaves the lock. Only a pool's maker closes or destroys
-it, and these calls do wait for the lock. A partition that a generator writes owns its pool, so no thread is
-inside that pool when the generator ends.
+if not, the thread that holds the lock runs it when it leaves the lock.
+
+Closing and destroying a pool do wait for the lock. That is safe, because only the pool's maker calls them,
+never a finalizer that interrupts a thread inside the pool: a generator that writes owns its pool alone.
 """
 
 from __future__ import annotations

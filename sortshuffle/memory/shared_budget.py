@@ -1,12 +1,13 @@
-"""`SharedMemory`: one byte budget of a process, divided among the tasks that write at the same time.
+"""`SharedMemory`: one byte budget of a process, divided among the tasks that use it at the same time.
 
     SharedMemory.open --> ShareOfMemory (a `MemoryBudget`) --close--> its bytes go to the other shares
 
-A `MemoryBudget` is for a single thread. The shuffle manager's engine writes for many tasks at once, each in
-its own thread, so each gets a share.
+A `MemoryBudget` is for a single thread. The shuffle manager's engine writes and reads for many tasks at once,
+each in its own thread, so each gets a share.
 
 Rules
-* A share's limit is an equal part of the whole. It shrinks when other shares open, and grows when they close.
+* A share's limit is an equal part of the whole, or ``most`` if that is less. It shrinks when other shares
+  open, and grows when they close.
 * Shrinking is lazy. If a share holds more than its limit, its next `would_exceed` says that nothing more
   fits, and its task writes what it holds. Until then the other shares can use only what is actually free.
 * A share may always hold ``floor`` bytes, whatever the other shares hold: no share waits for another, so none
@@ -25,11 +26,13 @@ from sortshuffle.memory.budget import MemoryBudget
 
 
 class SharedMemory:
-    """A budget of ``limit`` bytes for all shares together. ``floor``: bytes that a share may always hold."""
+    """A budget of ``limit`` bytes for all shares together. ``floor``: bytes that a share may always hold.
+    ``most``: bytes that it may never exceed; by default the whole."""
 
-    def __init__(self, limit: int, floor: int) -> None:
+    def __init__(self, limit: int, floor: int, most: int | None = None) -> None:
         self.limit = limit
         self.floor = floor
+        self._most = limit if most is None else most
         self.peak = 0
         self._lock = threading.Lock()
         self._used = 0
@@ -65,7 +68,7 @@ class SharedMemory:
 
     def limit_of_share(self) -> int:
         """Return the bytes that one share may hold now."""
-        return max(self.floor, self.limit // max(1, self._shares))
+        return max(self.floor, min(self._most, self.limit // max(1, self._shares)))
 
     def exceeds(self, size: int) -> bool:
         """Return whether ``size`` more bytes would go over the limit of the whole."""

@@ -38,13 +38,20 @@ class BatchReader:
 
     def fill(self, segments: list[MemorySegment], data: SweptFile) -> None:
         """Read into these segments for all readers that may have something; release unused ones."""
-        batch = SegmentBatch(segments, self._shares)
+        try:
+            batch = SegmentBatch(segments, self._shares)
+        except BaseException:  # such as no memory for it
+            for segment in segments:
+                self._shares.recycle(segment)
+            raise
         try:
             while self._make_pass(batch, data):
                 continue
         finally:
-            self._shares.lend(segments)
-            batch.release()
+            try:
+                self._shares.lend(segments)
+            finally:
+                batch.release()
 
     def _limits(self) -> ReadLimits:
         return self._shares.limits(len(self._sweep.readers))

@@ -11,6 +11,8 @@ next offset. Neighbours share one positioned read, and each gets slices of the s
 
 Rules
 * A partition has at most one run at a time, with one batch: partitions take turns in the threads' queue.
+* Threads may refuse a run and keep it in their queue all the same, if no more of them can be started. Either
+  the run or its refusal counts, whichever comes first. A run that is refused fails all readers.
 * A *pass* serves each reader once, in ascending file order (`Sweep`). A run makes passes until its batch is
   used up, and leaves the rest of a pass to the next run. So offsets go back only between passes.
 * Adjacent bytes for several readers are read with one call. Bytes that several readers want (a broadcast
@@ -21,6 +23,8 @@ Rules
   `close`, fails all readers that have something left to read.
 * The files are opened for the first reader, and closed when no reader has anything left to read. They are
   opened under a separate lock, so that only callers that create a reader wait for a disk.
+* Open files keep no index: thousands may be open, each with an index of many MiB. Whoever creates a reader
+  takes the index from `KeptIndexes`, or else reads it.
 
 Ownership: a run owns its batch and returns the unused segments; a reader owns the slices delivered to it.
 When all slices of a segment have been recycled, the segment returns to the pool (`ReadShares.recycle`).
@@ -36,6 +40,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 
 from sortshuffle.errors import BufferTimeoutError, CorruptDataError, Place
 from sortshuffle.format.header import Codec
@@ -72,7 +77,7 @@ class ReadScheduler:
 
     ``threads``: shared by all partitions (see `sweep_threads`). ``timeout``: seconds without progress of the
     pool after which a run fails. ``clock``: must be the pool's clock. ``indexes``: has the index, if it was
-    read lately; None: the index is read whenever the files are opened. ``batches``: reads, and counts reads.
+    read lately; None: the index is read for each reader. ``batches``: reads, and counts reads.
     """
 
     def __init__(
@@ -141,9 +146,9 @@ class ReadScheduler:
         """
         self._begin_creating()
         try:
-            data = self._open_files()
-            cursor = self._cursor(data.index, subpartitions, part)
-            compressed = data.index.header.codec is not Codec.NONE
+            index = self._open_files()
+            cursor = self._cursor(index, subpartitions, part)
+            compressed = index.header.codec is not Codec.NONE
             reader = SubpartitionReader(
                 cursor, self._pool.segment_bytes, self, on_available, compressed, credits
             )
@@ -201,11 +206,12 @@ class ReadScheduler:
             place = Place(self.file.index_path, offset=problem.offset, writer=str(index.writer))
             raise CorruptDataError(place, problem.what) from None
 
-    def _open_files(self) -> SweptFile:
-        """Return the files, opened if necessary. The caller must be creating a reader."""
+    def _open_files(self) -> Index:
+        """Open the data file if necessary, and return the index. The caller must be creating a reader."""
         with self._opening:
+            index = self._index()
             if self._data is None:
-                data = SweptFile(self.file, self._index())
+                data = SweptFile(self.file, self.file_id, str(index.writer))
                 try:
                     self._pool.register(self)
                 except BaseException:
@@ -213,7 +219,7 @@ class ReadScheduler:
                     raise
                 with self._lock:
                     self._data = data
-            return self._data
+            return index
 
     def _index(self) -> Index:
         if self._indexes is None:
@@ -256,17 +262,22 @@ class ReadScheduler:
         return self._sweep.is_due(self._shares.limits(len(self._sweep.readers)), changed)
 
     def _start(self) -> None:
+        first = threading.Lock()  # taken by the run or by its refusal, and never released
         try:
-            self._threads.submit(self._run)
-        except RuntimeError as error:  # the threads were shut down
-            self._finish(error)
+            self._threads.submit(partial(self._run, first))
+        except Exception as error:  # no thread can be started, or the threads were shut down
+            if first.acquire(blocking=False):
+                self._finish(error)
 
-    def _run(self) -> None:
+    def _run(self, first: threading.Lock) -> None:
+        if not first.acquire(blocking=False):
+            return  # it was refused, and its readers have failed
         try:
+            data = self._data
+            assert data is not None  # it stays open during a run
             segments = self._request_batch()
             if segments:
-                assert self._data is not None  # it stays open during a run
-                self.batches.fill(segments, self._data)
+                self.batches.fill(segments, data)
         except BaseException as error:
             self._finish(error)
         else:

@@ -3,8 +3,8 @@
 All runs of one pass go into one partitioned file with one subpartition. A run is some consecutive regions. So
 any number of runs takes one descriptor.
 
-    writing --finish--> reading, run by run --the last run is closed--> deleted
-    writing --a call that fails, or leaving the context--> deleted
+    writing --finish: both names are deleted--> reading, run by run --the last run is closed--> freed
+    writing --a call fails, or the context is left--> deleted
 
 The file never outlives its process. While it is written, it is a ``.partial`` file that its writer locks; the
 janitor removes the file of a killed task. `finish()` opens the file for reading and deletes both names, so
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from types import TracebackType
@@ -34,7 +33,7 @@ from sortshuffle.options import KIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.fetcher import Batches
 from sortshuffle.storage.files.extents import Extent, extents_of
-from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.reader import PartitionedFileReader, open_unlinked
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.row_slices import slice_rows
 
@@ -111,17 +110,12 @@ class SpillWriter:
     def finish(self) -> list[SpilledRun]:
         """Complete the file. Returns its runs in the order of writing; the caller closes each."""
         with self._metrics.step("merge"):
-            file_id = self._writer.header.file_id
-            file = self._writer.finish(Writer(), self._payload.schema.serialize().to_pybytes())
-            try:
-                extents = extents_of(read_index(file, file_id), 0)
-                reader = PartitionedFileReader(file, file_id, "this task's own merge", key=self._writer.key)
-            finally:
-                # A file that cannot be deleted can still be read; the janitor removes it later
-                with suppress(OSError):
-                    file.delete()
+            writer = self._writer
+            file = writer.finish(Writer(), self._payload.schema.serialize().to_pybytes())
+            index, reader = open_unlinked(file, writer.header.file_id, "this task's own merge", writer.key)
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
         spilled = SpillFile(reader, len(self._ends))
+        extents = extents_of(index, 0)
         starts = [0, *self._ends]
         return [
             SpilledRun(spilled, tuple(extents[start:stop]))

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, Place
-from sortshuffle.format.index import Index
-from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import RangeExtent
 from sortshuffle.storage.files.reader import PartitionedFileReader
 
@@ -17,12 +15,8 @@ IOV_MAX = os.sysconf("SC_IOV_MAX")  # the most pieces that one scattered read ta
 
 
 class SweptFile(PartitionedFileReader):
-    """A data file, with its index, that is read into segments. The bytes are *not* verified here: the
-    consumer verifies them, because it has whole buffers."""
-
-    def __init__(self, file: PartitionedFile, index: Index) -> None:
-        super().__init__(file, index.header.file_id, str(index.writer))
-        self.index = index
+    """A data file that is read into segments. The bytes are *not* verified here: the consumer verifies them,
+    because it has whole buffers."""
 
     def read_into(self, views: Sequence[memoryview], offset: int, extent: RangeExtent) -> None:
         """Fill ``views`` with the file's bytes from ``offset`` on. ``extent``: the extent there, for errors.
@@ -48,9 +42,7 @@ class SweptFile(PartitionedFileReader):
             left = _skip(left, got)
 
     def _place_in(self, extent: RangeExtent, offset: int) -> Place:
-        return Place(
-            self.file.data_path, extent.region, extent.subpartitions.first, offset, str(self.index.writer)
-        )
+        return Place(self.path, extent.region, extent.subpartitions.first, offset, self._writer)
 
 
 def _skip(views: list[memoryview], size: int) -> list[memoryview]:

@@ -1,4 +1,4 @@
-"""PySpark's doors: `ShuffleFrame`, `ShuffleRDD` and the shuffle manager, and how their stages get into Spark.
+"""PySpark's entry points: `ShuffleFrame`, `ShuffleRDD`, the shuffle manager; how their stages reach Spark.
 
     frame        the public classes: frames, grouped frames, readers, writers
     operators    the methods of a frame; each makes `Rows` from `Rows`

@@ -5,8 +5,8 @@ nor the fields of the error come through. So a worker adds a note to each of its
 line of JSON after the message, the last line of the traceback. On the driver `cause` makes the error again
 from that line, and `own_error` joins it with Spark's exception.
 
-* A text without such a line is none of ours, whatever names it has in it: a user's function may raise
-  anything. Nor is an error that wraps one of ours, such as one that a user's function raises instead.
+* Only a text with such a line is taken for an error of ours. A user's error that merely mentions one of our
+  classes is not, and neither is a user's error that wraps one of ours.
 * The line has values only: it names a class of `sortshuffle.errors`, and no code is run for it. A function
   that raises an error with a forged line gets the class that it wants, and nothing else.
 * Python 3.10 has no notes: errors of its workers stay what Spark makes of them.

@@ -13,9 +13,9 @@ it and the next ones.
 Rules
 * Before any of a frame is written, the encoder must hold all the segments that it needs beyond the rest of
   the open buffer. Sealing needs no segment. So no frame spans regions.
-* All data held is in segments, and every segment in hand is charged in full to the budget: a region is at
-  most ``budget.limit`` bytes, or as many segments as the pool gives. Blocks outside segments would come on
-  top of the pool's segments: twice the memory, for data that begins to compress.
+* All data held is in segments, and each segment is charged to the budget in full. So a region is at most
+  ``budget.limit`` bytes, or as many segments as the pool has. Compressed blocks are in segments too: kept
+  elsewhere, they would need up to twice the memory.
 * A frame that does not fit an empty encoder becomes a separate region. Its pieces are sealed in the caller's
   memory, without a copy, while the region is written.
 * Every segment returns to the pool, through `written` or `discard`, even if a call fails in between. So a

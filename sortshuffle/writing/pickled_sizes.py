@@ -31,11 +31,10 @@ class PickledSizes:
     """Limits on the objects in a chunk (``most_in_chunk``) and in memory (``most_held``). Both are 1 at
     first, because the size of objects is not known yet.
 
-    ``memory``: bytes that objects may take while they wait. ``chunk_bytes``: the approximate size of a chunk.
+    ``memory``: bytes that objects may take while they wait.
     """
 
     __slots__ = (
-        "_chunk_bytes",
         "_mean",
         "_memory",
         "_probe_mean",
@@ -44,10 +43,9 @@ class PickledSizes:
         "most_in_chunk",
     )
 
-    def __init__(self, memory: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, memory: int) -> None:
         self.most_in_chunk = self.most_held = 1
         self._memory = memory
-        self._chunk_bytes = chunk_bytes
         self._unprobed = 0  # number of objects since the last probe, less than PROBE_EVERY
         self._probe_mean = 0.0  # mean bytes of an object pickled alone
         self._mean = 0.0  # mean bytes of an object in a chunk, where objects share what they have in common
@@ -78,5 +76,5 @@ class PickledSizes:
     def _expect(self, mean: float) -> None:
         """Set the limits for objects of ``mean`` bytes each."""
         self._mean = mean
-        self.most_in_chunk = max(1, min(MOST_OBJECTS, int(self._chunk_bytes / mean)))
+        self.most_in_chunk = max(1, min(MOST_OBJECTS, int(CHUNK_BYTES / mean)))
         self.most_held = max(1, int(self._memory / (HEAP_BYTES_PER_PICKLED * mean)))

@@ -32,7 +32,7 @@ def settings(tmp_path: Path, **more: str) -> str:
     return json.dumps({**chosen, **{name.replace("_", "."): value for name, value in more.items()}})
 
 
-@pytest.mark.parametrize(("door", "row"), [("frame", ROW), ("rdd", 4096)])
+@pytest.mark.parametrize(("door", "row"), [("frame", ROW), ("distinct", ROW), ("rdd", 4096)])
 def test_python_tasks(tmp_path: Path, door: str, row: int) -> None:
     chosen = settings(tmp_path, spark_executor_pyspark_memory=f"{LIMIT // MIB}m")
     found = run("doors.py", door, EACH, chosen)

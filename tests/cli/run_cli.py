@@ -39,3 +39,24 @@ def unlistable(directory: Path) -> str:
         there, path = below, f"{path}/{name}"
     os.close(there)
     return path
+
+
+def deep(directory: Path, below: str = "") -> Path:
+    """A directory that is made below, with ``below`` at the end of its path. The path of a file in it with a
+    name of 30 characters or more is too long."""
+    length = os.pathconf(directory, "PC_PATH_MAX") - 26 - len(below)
+    path = str(directory)
+    while left := length - len(path):
+        step = left if left <= 200 else min(200, left - 2)  # with its slash
+        path = f"{path}/{'d' * (step - 1)}"
+        os.mkdir(path)
+    made = Path(path + below)
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def put_into(directory: Path, name: str) -> None:
+    """Make an empty file in a directory, however long its path is."""
+    there = os.open(directory, os.O_RDONLY)
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT, dir_fd=there))
+    os.close(there)

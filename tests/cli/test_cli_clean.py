@@ -9,23 +9,30 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from built_outputs import build, fill, start
-from run_cli import run, run_json, unlistable
+from run_cli import deep, put_into, run, run_json, unlistable
 
 from sortshuffle import calls
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
+from sortshuffle.homes.shared_home import shared_home
+from sortshuffle.service.host import rendezvous, rendezvous_directory
+from sortshuffle.service.host.registration import Registration
 from sortshuffle.spark.worker.silence import Silence
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 LONG_AGO = 1_000_000.0  # seconds since 1970
 NOBODYS = "host-77-0123456789ab"  # a home whose owner is not known
+TOKEN = "5e" * 16
 
 
 @pytest.fixture(scope="module")
@@ -345,6 +352,91 @@ def test_a_home_in_which_a_process_holds_a_lock_stays(tmp_path: Path, ended: tup
     assert not path.exists()
 
 
+# ---- homes of the shuffle manager -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path, ended: tuple[int, int]) -> Path:
+    """A home of which the process that kept its service has ended, with a map output in it, all old."""
+    name = os.path.basename(shared_home("/", "app-1", boot_id(), TOKEN))
+    path = home(tmp_path / "local", owner_of(*ended, grace=0.0), name)
+    age(path)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The directory in which executors of its application register."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return os.path.join(rendezvous_directory.own_directory(), "app-1-host-0123abcd")
+
+
+def register(place: str, owner: Owner, token: str = TOKEN, **other: object) -> None:
+    registration = Registration(owner, roots=(), shared_roots=("/local",), token=token)
+    with rendezvous_directory.directory_lock(place):
+        rendezvous._register(place, replace(registration, **other))
+
+
+@pytest.mark.parametrize("is_driver", [False, True])
+def test_a_shared_home_stays_while_somebody_lives_who_registered_it(
+    tmp_path: Path, ended: tuple[int, int], shared: Path, place: str, is_driver: bool
+) -> None:
+    """The process that kept its service was killed, and the next task starts another."""
+    register(place, owner_of(*ended))
+    register(place, live_owner(), is_driver=is_driver)
+    result = run("clean", "--older-than", "1h", tmp_path / "local")
+    said = f"{shared}: application app-1 is live, though its service has ended (process {ended[0]})"
+    assert (result.exit_code, said in result.stdout) == (0, True)
+    assert (shared / "exchange-3-map-0-attempt-100.data").exists()
+
+
+def test_a_shared_home_goes_when_all_have_ended_who_registered_it(
+    tmp_path: Path, ended: tuple[int, int], shared: Path, place: str
+) -> None:
+    register(place, owner_of(*ended))
+    register(f"{place}-other", live_owner(application="app-2"), token="6f" * 16)
+    for name in ("0f" * 12 + ".socket", f"{os.path.basename(place)}.left"):
+        Path(place).with_name(name).touch()
+    assert "and so has its application here" in run("clean", tmp_path / "local").stdout
+    assert not shared.exists()
+
+
+def test_a_shared_home_whose_application_may_get_executors_again_cannot_be_judged(
+    tmp_path: Path, ended: tuple[int, int], shared: Path, place: str
+) -> None:
+    blocks = tmp_path / "spark" / "executor-1" / "blockmgr"
+    blocks.mkdir(parents=True)
+    register(place, owner_of(*ended, outlived=True, local_directories=(str(blocks),)))
+    assert "its application may get executors here again" in run("clean", tmp_path / "local").stdout
+    assert shared.exists()
+    run("clean", "--older-than", "1h", tmp_path / "local")
+    assert not shared.exists()
+
+
+@pytest.mark.parametrize("what", ["nobody registered", "another's", "open to others", "unreadable"])
+def test_a_shared_home_of_which_nothing_tells_cannot_be_judged(
+    tmp_path: Path, ended: tuple[int, int], shared: Path, place: str, what: str
+) -> None:
+    if what != "nobody registered":
+        register(place, owner_of(*ended), token="6f" * 16 if what == "another's" else TOKEN)
+    if what == "open to others":  # they could have put the registration there
+        os.chmod(os.path.dirname(place), 0o755)
+    if what == "unreadable":
+        shutil.rmtree(os.path.join(place, rendezvous.ROOTS))
+        Path(place, rendezvous.ROOTS).touch()
+    result = run("clean", tmp_path / "local")
+    assert "nothing that this user can read tells whether its application has" in result.stdout
+    assert (result.exit_code, shared.exists()) == (0, True)
+    run("clean", "--older-than", "1h", tmp_path / "local")
+    assert not shared.exists()
+
+
+def test_looking_for_registrations_makes_nothing(tmp_path: Path, shared: Path, place: str) -> None:
+    run("clean", tmp_path / "local")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 # ---- what is not ours -----------------------------------------------------------------------------------
 
 
@@ -355,6 +447,14 @@ def test_a_home_with_foreign_files_stays(tmp_path: Path, ended: tuple[int, int])
         make(path / "precious")
         assert "'precious' in it is not sortshuffle's" in run("clean", tmp_path).stdout
         assert (path / "exchange-3-map-0-attempt-100.data").exists()
+
+
+def test_a_pipe_in_a_home_is_foreign_and_not_waited_for(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    os.mkfifo(path / "exchange-3-map-8-attempt-108.data.partial")
+    said = "'exchange-3-map-8-attempt-108.data.partial' in it is not sortshuffle's"
+    assert said in run("clean", tmp_path).stdout
+    assert path.exists()
 
 
 def test_spare_files_go_with_their_home(tmp_path: Path, ended: tuple[int, int]) -> None:
@@ -441,6 +541,23 @@ def test_unfinished_map_outputs_of_dead_tasks_go(live_home: Path, tmp_path: Path
     assert (live_home / "exchange-3-map-0-attempt-100.data").exists()
 
 
+def test_where_locks_cannot_be_asked_for_no_unfinished_output_is_dead(
+    live_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    partial = live_home / "exchange-3-map-8-attempt-108.data.partial"
+    partial.touch()
+    os.utime(partial, (LONG_AGO, LONG_AGO))
+    with monkeypatch.context() as lockless:
+        lockless.setattr(calls, "flock", refuse)
+        assert run("clean", tmp_path).exit_code == 0
+    assert partial.exists()
+    run("clean", tmp_path)
+    assert not partial.exists()
+
+
 def test_finished_map_outputs_that_spark_has_forgotten_go(live_home: Path, tmp_path: Path) -> None:
     old, new = build(live_home, map_index=1, attempt=101), build(live_home, map_index=2, attempt=102)
     for path in (old.data_path, old.index_path, live_home / "exchange-3-map-0-attempt-100.data"):
@@ -478,6 +595,55 @@ def test_what_cannot_be_listed_is_in_the_document_and_in_the_exit_code(
     assert [(each["outcome"], each["path"]) for each in document["found"]] == [("removed", str(gone))]
     assert document["passed_over"] == [{"path": path, "why": "File name too long"}]
     assert document["error"] is None
+
+
+def test_a_home_of_which_the_system_tells_nothing_is_passed_over_and_said(
+    tmp_path: Path, ended: tuple[int, int]
+) -> None:
+    gone = home(tmp_path / "a", owner_of(*ended))
+    path, name = deep(tmp_path, f"/sortshuffle/app-1/{NOBODYS}"), "exchange-3-map-0-attempt-100.data"
+    owner_of(*ended).write(str(path))
+    put_into(path, name)
+    code, document = run_json("clean", tmp_path)
+    assert code == 1
+    assert [(each["outcome"], each["path"]) for each in document["found"]] == [("removed", str(gone))]
+    assert document["passed_over"] == [{"path": f"{path}/{name}", "why": "File name too long"}]
+
+
+def test_a_shared_home_whose_owner_cannot_be_read_is_passed_over_and_said(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an owner its name alone does not make it a home."""
+    owner, open_file = str(shared / "owner.json"), calls.open_file
+
+    def refuse(path: str, *arguments: Any, **named: Any) -> Any:
+        if path == owner:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return open_file(path, *arguments, **named)
+
+    monkeypatch.setattr(calls, "open_file", refuse)
+    code, document = run_json("clean", tmp_path)
+    assert (code, document["found"]) == (1, [])
+    assert document["passed_over"] == [{"path": owner, "why": "Input/output error"}]
+
+
+def test_a_file_that_goes_while_its_home_is_looked_at_does_not_hide_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, scandir = home(tmp_path, live_owner()), calls.scandir
+    gone = path / "exchange-3-map-8-attempt-108.data.partial"
+
+    @contextmanager
+    def scan_and_lose(directory: str) -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(directory) as scan:
+            entries = list(scan)
+        gone.unlink(missing_ok=True)
+        yield entries
+
+    gone.touch()
+    monkeypatch.setattr(calls, "scandir", scan_and_lose)
+    code, document = run_json("clean", tmp_path)
+    assert (code, [each["path"] for each in document["found"]]) == (0, [str(path)])
 
 
 def test_a_home_that_can_be_listed_no_more_ends_nothing(

@@ -455,6 +455,7 @@ def test_what_a_task_is_writing_shows_its_completed_regions(tmp_path: Path) -> N
 def test_what_a_killed_task_left(tmp_path: Path) -> None:
     dead = tmp_path / "dead"
     dead.mkdir()
+    (dead / "owner.json").touch()  # a home, in which writers lock their files
     with start(tmp_path) as output:
         fill(output)
         for path in tmp_path.glob("*.partial"):

@@ -3,17 +3,21 @@ that is safe, and unpickled for nobody who did not ask."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine import ID, WRITER, end_region, new_frame_output
+from engine import ID, WRITER, changed, end_region, new_frame_output
 from run_cli import run, run_json
 
+from sortshuffle import calls
 from sortshuffle.format.buffer import DataType, SealedBuffer, seal
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.options import MIB
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, SUPERSTEP, seal_event
 from sortshuffle.payload.pickled import pack_chunk
 from sortshuffle.payload.spanning import pack_length
@@ -203,6 +207,34 @@ def test_a_fault_is_placed_at_its_buffer(tmp_path: Path) -> None:
     (fault,) = document["faults"]
     extent = extents_of(read_index(file), 0)[1]
     assert (fault["region"], fault["offset"]) == (1, extent.offset + 64)
+
+
+def test_a_full_temporary_disk_is_no_fault_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large record is put together there. All that needs no such record is checked all the same."""
+
+    def refuse(directory: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
+
+    output = new_frame_output(tmp_path, kind=PICKLE, subpartitions=2, segments=16, segment_bytes=MIB)
+    with output.partition as partition:
+        partition.emit(pack_chunk([b"x" * (6 * MIB)]), 0)
+        partition.emit(pack_chunk([1]), 1)
+        file = partition.finish(WRITER)
+    monkeypatch.setattr(calls, "nameless_file", refuse)
+    result = run("verify", file.data_path)
+    index, data = result.stdout.splitlines()
+    assert (result.exit_code, index.split()[0], data.split()[0]) == (1, "OK", "PART")
+    assert "no fault was found, but not all could be checked here: no space left for" in data
+    code, verified = run_json("verify", file.data_path)
+    assert (code, verified["sound"]) == (1, False)
+    code, document = run_json("dump", file.data_path)
+    assert (code, document["state"], document["faults"]) == (1, "not all could be checked", [])
+    assert document["unchecked"].startswith("no space left for")
+    assert "Not all could be checked here: no space left for" in run("dump", file.data_path).stdout
+    assert "not all could be checked: no space left for" in run("dump", tmp_path).stdout
+    extent = extents_of(read_index(file), 1)[0]
+    with changed(file.data_path, extent.offset + 20, 1):
+        assert "FAULT" in run("verify", file.data_path).stdout.splitlines()[1]
 
 
 # Unfinished

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from engine import Pair, running, write_pair
 from run_cli import run, run_json
+from serving import Client, make_disk
 
 from sortshuffle.homes.processes import process_start
 from sortshuffle.service.client.client import ServiceClients
@@ -97,6 +98,62 @@ def test_it_ends_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
             assert service.process.wait(SOON) == 0
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), SOON)
+
+
+# The command, with a system call that never comes back after it has told so, as on a disk that hangs
+HANGING = """
+import os, sys
+from sortshuffle import calls
+from sortshuffle.cli import serve
+from sortshuffle.cli.main import main
+
+def hang(*arguments):
+    print("it hangs", flush=True)
+    os.read(os.pipe()[0], 1)
+
+os.dup2(1, 2)  # one pipe for both
+setattr(calls, sys.argv.pop(1), hang)
+serve.STOP_TIMEOUT = 0.5
+serve.SWEEP_EVERY = float(sys.argv.pop(1))
+main()
+"""
+
+
+@contextmanager
+def hanging(call: str, root: Path, sweep_every: float) -> Iterator[subprocess.Popen[str]]:
+    """A service in which this call hangs."""
+    local = ("serve", str(root), "--host", "127.0.0.1", "--port", "0", "--http-port", "0")
+    with running(sys.executable, "-c", HANGING, call, str(sweep_every), *local) as process:
+        yield process
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def ends_with_a_word(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SOON) == 1
+    assert "did not end within 0.5 s: a disk hangs" in line(process)
+    assert line(process) == ""
+
+
+@pytest.mark.parametrize("call", ["preadv", "pread"], ids=["in a scheduled read", "while a file is opened"])
+def test_it_ends_although_a_disk_hangs(tmp_path: Path, call: str) -> None:
+    _, output = make_disk(tmp_path).write_random()
+    with hanging(call, tmp_path, sweep_every=100.0) as process:
+        service = Served(process, line(process))
+        with Client(service.address) as client:
+            client.request(1, output)
+            assert line(process) == "it hangs\n"
+            ends_with_a_word(process)
+
+
+def test_it_ends_although_a_disk_hangs_in_the_sweep(tmp_path: Path) -> None:
+    with hanging("scandir", tmp_path, sweep_every=0.0) as process:
+        assert "it hangs\n" in (line(process), line(process))
+        ends_with_a_word(process)
 
 
 def refused(*arguments: str) -> str:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from built_outputs import fill, start
 from engine import ROOT
 from map_outputs import MapOutput, write_map
 from run_cli import run, run_json
 from s3_server import S3Server
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
+
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 COMMAND = [sys.executable, "-m", "sortshuffle.cli.main"]
 SCHEMA = pa.schema([("number", pa.int64())])
@@ -73,6 +76,26 @@ def test_damage_is_found_with_its_place(store: Store, output: MapOutput) -> None
     assert "region 0, subpartition 0, offset 56" in result.stdout
     store.remove(output.file.index_path)
     assert "the index file is missing" in run("verify", store.root).stdout
+
+
+def test_what_a_task_may_be_writing_is_no_fault_and_called_no_dead_tasks(store: Store) -> None:
+    """Where every host sees the files, no lock tells whether their task has ended."""
+    directory = f"{store.root}/app-1"
+    with start(directory) as output:
+        fill(output)
+        result = run("verify", store.root)
+        if store.server is not None:  # an upload shows nothing before it is complete
+            assert (result.exit_code, result.stdout) == (2, "")
+            return
+        lines = result.stdout.splitlines()
+        assert (result.exit_code, [line.split()[0] for line in lines]) == (0, ["OPEN", "OPEN"])
+        assert all("unfinished, or being written" in line for line in lines)
+        partial = PartitionedFile.named(directory, 3, 0, 100).partial_data_path
+        code, document = run_json("dump", partial)
+        assert (code, document["state"]) == (1, "unfinished, or being written")
+        page = run("dump", partial).stdout
+        assert "is unfinished, or a task is writing it" in page
+        assert "ended before" not in page
 
 
 def test_what_is_not_there_is_a_wrong_call(store: Store, output: MapOutput) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from built_outputs import BROADCAST_ROWS, FILE_ID, ROWS, SCHEMA, build, fill, rows, start
-from run_cli import run, run_json, unlistable
+from run_cli import deep, put_into, run, run_json, unlistable
 
+from sortshuffle import calls
 from sortshuffle.cli.look import pairs_below
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
@@ -111,6 +113,7 @@ def test_a_missing_half_is_a_fault(file: PartitionedFile) -> None:
 def test_what_a_live_task_writes_is_no_fault_and_what_a_dead_one_left_is(tmp_path: Path) -> None:
     dead = tmp_path / "dead"
     dead.mkdir()
+    (dead / "owner.json").touch()  # a home, in which writers lock their files
     with start(tmp_path) as output:
         fill(output)
         for path in tmp_path.glob("*.partial"):
@@ -121,6 +124,42 @@ def test_what_a_live_task_writes_is_no_fault_and_what_a_dead_one_left_is(tmp_pat
         found = faults(tmp_path)
         assert len(found) == 2
         assert all("unfinished" in line and f"{dead}/" in line for line in found)
+
+
+def test_what_nobody_locks_outside_a_home_may_be_being_written(tmp_path: Path) -> None:
+    """As in a directory that all hosts have mounted, named by its path."""
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    with start(tmp_path) as output:
+        fill(output)
+        for path in tmp_path.glob("*.partial"):
+            shutil.copy(path, copied)
+    result = run("verify", copied)
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, [line.split()[0] for line in lines]) == (0, ["OPEN", "OPEN"])
+    assert "unfinished, or being written: no locks are kept there that would tell" in lines[1]
+
+
+def test_where_locks_cannot_be_asked_for_an_unfinished_file_counts_as_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with start(tmp_path) as output, monkeypatch.context() as lockless:
+        fill(output)
+        lockless.setattr(calls, "flock", refuse)
+        result = run("verify", tmp_path)
+        assert result.exit_code == 0
+        assert [line.split()[0] for line in result.stdout.splitlines()] == ["OPEN", "OPEN"]
+
+
+def test_a_pipe_that_is_named_like_a_map_output_is_not_waited_for(
+    file: PartitionedFile, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "exchange-3-map-8-attempt-108.data.partial")
+    result = run("verify", tmp_path)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
 
 
 def test_damage_in_an_unfinished_file_is_told_from_its_being_unfinished(tmp_path: Path) -> None:
@@ -174,6 +213,18 @@ def test_a_directory_that_cannot_be_listed_is_not_sound(file: PartitionedFile, t
     result = run("verify", tmp_path)
     assert (result.exit_code, len(result.stdout.splitlines())) == (1, 2)
     assert result.stderr == f"{path} is passed over: File name too long\n"
+
+
+def test_a_file_of_which_the_system_does_not_say_what_it_is_is_not_sound(
+    file: PartitionedFile, tmp_path: Path
+) -> None:
+    name = "exchange-3-map-1-attempt-101.data"
+    path = deep(tmp_path)
+    put_into(path, name)
+    code, document = run_json("verify", tmp_path)
+    assert (code, document["sound"]) == (1, False)
+    assert document["passed_over"] == [{"path": f"{path}/{name}", "why": "File name too long"}]
+    assert [each["verdict"] for each in document["files"]] == ["OK", "OK"]
 
 
 def test_outputs_that_have_all_gone_since_they_were_listed_are_said(

@@ -3,12 +3,15 @@ services that outlive executors the pair itself, so that the task does not find 
 
 from __future__ import annotations
 
+import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine import Pair, names, write_pair
 
+from sortshuffle import calls
 from sortshuffle.homes.loss import make_producer_run_again
 from sortshuffle.homes.owner import Owner
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -94,3 +97,59 @@ def test_a_pair_that_could_be_adopted_goes_under_all_its_names(tmp_path: Path, b
     assert names(adopter) == sorted(
         [os.path.basename(other.data_path), os.path.basename(other.index_path), "owner.json"]
     )
+
+
+@pytest.mark.parametrize("broken", ["blocks-2/0c", "blocks-2", "sortshuffle/app/host-2"])
+def test_a_directory_that_cannot_be_listed_is_told_and_keeps_nothing_from_the_rest(
+    tmp_path: Path, blocks: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    (tmp_path / "blocks-2" / "0c").mkdir(parents=True)
+    made = home(tmp_path, blocks, outlived=True)
+    owner = Owner.read(str(made))
+    assert owner is not None
+    replace(owner, local_directories=(str(tmp_path / "blocks-2"), str(blocks))).write(str(made))
+    home(tmp_path, blocks, "host-2", outlived=True)
+    lost = write_pair(made, Pair(2), 204)
+    listdir = calls.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path == str(tmp_path / broken):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return listdir(path)
+
+    monkeypatch.setattr(calls, "listdir", refuse)
+    errors: list[OSError] = []
+    make_producer_run_again(lost, on_error=errors.append)
+    assert {(error.errno, error.filename) for error in errors} == {(errno.EIO, str(tmp_path / broken))}
+    assert control_files(blocks) == LEFT
+    assert names(made) == ["owner.json"]
+
+
+def test_what_has_gone_already_is_no_error(
+    tmp_path: Path, blocks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes each control file first."""
+
+    def remove_first(path: str) -> None:
+        os.unlink(path)
+        os.unlink(path)
+
+    monkeypatch.setattr(calls, "unlink", remove_first)
+    errors: list[OSError] = []
+    lost = PartitionedFile.named(str(home(tmp_path, blocks)), 3, 17, 204)
+    make_producer_run_again(lost, on_error=errors.append)
+    assert errors == []
+    assert control_files(blocks) == LEFT
+
+
+def test_a_task_has_its_own_error_to_raise(
+    tmp_path: Path, blocks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    lost = PartitionedFile.named(str(home(tmp_path, blocks)), 3, 17, 204)
+    monkeypatch.setattr(calls, "listdir", refuse)
+    make_producer_run_again(lost)
+    monkeypatch.undo()
+    assert len(control_files(blocks)) == 4

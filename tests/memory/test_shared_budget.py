@@ -46,6 +46,14 @@ def test_a_share_shrinks_when_another_opens() -> None:
     assert second.would_exceed(501)
 
 
+def test_one_alone_has_no_more_than_a_share_may_have() -> None:
+    whole = SharedMemory(LIMIT, FLOOR, most=300)
+    first = whole.open("read 1")
+    assert (first.limit, first.would_exceed(300), first.would_exceed(301)) == (300, False, True)
+    others = [whole.open(f"read {number}") for number in range(2, 6)]
+    assert (others[-1].limit, first.would_exceed(200), first.would_exceed(201)) == (200, False, True)
+
+
 def test_a_share_grows_again_when_the_others_close() -> None:
     whole = SharedMemory(LIMIT, FLOOR)
     first = whole.open("map 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from sortshuffle.format.index import Index, Writer
 from sortshuffle.options import MIB
 from sortshuffle.reading.kept_indexes import FIXED_BYTES, KeptIndexes
 from sortshuffle.reading.scheduler import ReadScheduler
+from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.storage.files.reader import read_index
 
 FEW = 8
@@ -118,6 +120,68 @@ def test_the_next_reader_does_not_read_the_index_again(tmp_path: Path) -> None:
             consumer.drain(reader)
         assert bytes(consumer.data) == expected[subpartition]
         assert open_files(tmp_path) == []
+
+
+def live_indexes() -> int:
+    """The number of indexes that anything in this process refers to."""
+    gc.collect()
+    return sum(type(each) is Index for each in gc.get_objects())
+
+
+def test_map_outputs_that_are_open_hold_no_index_beside_those_that_are_kept(
+    tmp_path: Path, index: Index
+) -> None:
+    indexes, pool, threads = KeptIndexes(FEW * size_of(index)), read_pool(64, 4096), Steps()
+    before = live_indexes()
+    schedulers, readers = [], []
+    for number in range(3 * FEW):
+        pair = replace(random_pair(2, 3, 10), file_id=number.to_bytes(16, "little"))
+        file = write_pair(tmp_path, pair, attempt=number)
+        schedulers.append(ReadScheduler(file, pair.file_id, pool, threads, indexes=indexes))
+        readers.append(schedulers[-1].create_reader(one(0), lambda reader: None))
+    assert all(each.is_open for each in schedulers)
+    assert live_indexes() - before == FEW
+    for reader in readers:
+        reader.release()
+    threads.run()
+    assert open_files(tmp_path) == []
+
+
+def test_a_reader_that_comes_while_the_files_are_open_takes_the_index_that_is_kept(tmp_path: Path) -> None:
+    file = write_pair(tmp_path, random_pair(2, 2, 5000))
+    expected = [stored(file, one(subpartition)) for subpartition in (0, 1)]
+    threads = Steps()
+    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes(MIB))
+    consumers = [Consumer(), Consumer()]
+    first = scheduler.create_reader(one(0), consumers[0].on_available)
+    Path(file.index_path).unlink()
+    second = scheduler.create_reader(one(1), consumers[1].on_available)
+    consume(threads, (first, consumers[0]), (second, consumers[1]))
+    assert [bytes(consumer.data) for consumer in consumers] == expected
+    assert open_files(tmp_path) == []
+
+
+def test_an_index_that_is_not_kept_is_read_for_each_reader(tmp_path: Path) -> None:
+    file = write_pair(tmp_path, random_pair(2, 2, 5000))
+    expected = [stored(file, one(subpartition)) for subpartition in (0, 1)]
+    threads = Steps()
+    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes(0))
+    consumers = [Consumer(), Consumer()]
+    readers = [scheduler.create_reader(one(n), consumers[n].on_available) for n in (0, 1)]
+    Path(file.index_path).unlink()
+    with pytest.raises(MissingDataError):
+        scheduler.create_reader(one(0), lambda reader: None)
+    consume(threads, *zip(readers, consumers, strict=True))
+    assert [bytes(consumer.data) for consumer in consumers] == expected
+    assert open_files(tmp_path) == []
+
+
+def consume(threads: Steps, *opened: tuple[SubpartitionReader, Consumer]) -> None:
+    """Let all of them read to their ends."""
+    while threads.waiting:
+        threads.step()
+        for reader, consumer in opened:
+            consumer.drain(reader)
 
 
 def test_data_that_are_gone_are_missing_though_their_index_is_kept(tmp_path: Path) -> None:

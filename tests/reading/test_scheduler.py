@@ -9,8 +9,9 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from consumers import (
@@ -45,7 +46,8 @@ from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.frames import FramesPayload
-from sortshuffle.reading.read_shares import BATCHES_AHEAD, LEAST_SHARE
+from sortshuffle.reading import batch_reader
+from sortshuffle.reading.read_shares import BATCHES_AHEAD, LEAST_SHARE, ReadShares
 from sortshuffle.reading.scheduler import ReadScheduler, sweep_threads
 from sortshuffle.reading.subpartition_reader import Delivery, SubpartitionReader
 from sortshuffle.reading.sweep import Sweep
@@ -64,12 +66,14 @@ SEGMENT = 4096
 class Stage:
     """A partition, its scheduler, and threads that a test steps through."""
 
-    def __init__(self, directory: Path, pair: Pair, pool: ReadBufferPool) -> None:
+    def __init__(
+        self, directory: Path, pair: Pair, pool: ReadBufferPool, threads: Steps | None = None
+    ) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self.file = write_pair(directory, pair)
         self.pool = pool
-        self.threads = Steps()
+        self.threads = threads or Steps()
         self.scheduler = ReadScheduler(self.file, ID, pool, self.threads)
 
     def open(self, subpartition: int, last: int | None = None) -> tuple[SubpartitionReader, Consumer]:
@@ -105,8 +109,8 @@ MakeStage = Callable[..., Stage]
 def stage(tmp_path: Path) -> Iterator[MakeStage]:
     made: list[Stage] = []
 
-    def make(pair: Pair, pool: ReadBufferPool | None = None) -> Stage:
-        made.append(Stage(tmp_path, pair, pool or read_pool(64, SEGMENT, batch=16)))
+    def make(pair: Pair, pool: ReadBufferPool | None = None, threads: Steps | None = None) -> Stage:
+        made.append(Stage(tmp_path, pair, pool or read_pool(64, SEGMENT, batch=16), threads))
         return made[-1]
 
     yield make
@@ -519,6 +523,39 @@ def test_a_pass_that_cannot_be_planned_fails_the_readers_and_gives_the_batch_bac
     assert all(isinstance(reader.cause, MemoryError) for reader, _ in opened)
 
 
+def test_a_batch_that_finds_no_memory_for_its_buffers_goes_back(
+    stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = stage(random_pair(1, 1, 1000))
+    reader, _ = here.open(0)
+
+    def broken(*arguments: object) -> None:
+        raise MemoryError("no room for a buffer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_reader, "SegmentBatch", broken)
+        here.threads.run()
+    assert isinstance(reader.cause, MemoryError)
+    assert here.pool.available == here.pool.total_segments
+
+
+def test_a_batch_that_cannot_be_counted_at_its_end_goes_back(
+    stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = stage(random_pair(1, 1, 1000))
+    reader, consumer = here.open(0)
+
+    def broken(*arguments: object) -> None:
+        raise MemoryError("no room for a number")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReadShares, "lend", broken)
+        here.threads.run()
+    consumer.drain(reader)
+    assert bytes(consumer.data) == stored(here.file, one(0))
+    assert here.pool.available == here.pool.total_segments
+
+
 def test_a_released_reader_is_read_for_no_more(stage: MakeStage, reads: Reads) -> None:
     here = stage(random_pair(2, 2, 1000))
     reader, _ = here.open(0)
@@ -618,6 +655,73 @@ def test_threads_that_are_shut_down_fail_the_reader(tmp_path: Path) -> None:
     reader = scheduler.create_reader(one(0), lambda reader: None)
     assert isinstance(reader.cause, RuntimeError)
     assert not scheduler.is_open
+
+
+class Refusing(Steps):
+    """Queues its first work and refuses it all the same, as threads do of which no more can be started.
+    ``meanwhile``: what happens between the two."""
+
+    def __init__(self, meanwhile: Callable[[Steps], None] = lambda threads: None) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+        self.has_refused = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        if not self.has_refused:
+            self.has_refused = True
+            self.meanwhile(self)
+            raise RuntimeError("can't start new thread")
+        return future
+
+
+def test_a_run_that_no_thread_could_be_started_for_does_not_begin_on_one_that_is_free_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = read_pool(4, SEGMENT)
+    file = write_pair(tmp_path, random_pair(1, 1, 100))
+    busy, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        busy.set()
+        go_on.wait(PATIENCE)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with ThreadPoolExecutor(2) as threads:  # its end waits for all that was queued
+        threads.submit(work)
+        assert busy.wait(PATIENCE)
+        scheduler = ReadScheduler(file, ID, pool, threads)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            reader = scheduler.create_reader(one(0), lambda reader: None)
+        assert isinstance(reader.cause, RuntimeError)
+        assert scheduler.is_idle and not scheduler.is_open
+        go_on.set()
+    assert pool.available == pool.total_segments
+    assert scheduler.is_idle and not scheduler.is_open
+
+
+def test_a_run_that_was_refused_is_not_made_beside_the_next_one(stage: MakeStage, reads: Reads) -> None:
+    here = stage(random_pair(1, 2, 3 * SEGMENT), read_pool(8, SEGMENT, batch=4), Refusing())
+    refused, _ = here.open(0)
+    assert isinstance(refused.cause, RuntimeError)
+    reader, consumer = here.open(0)  # its consumer asks again
+    reads.before = lambda offset, size: here.threads.run()  # threads that get free in the middle of a run
+    here.drain((reader, consumer))
+    assert bytes(consumer.data) == stored(here.file, one(0))
+    assert reads.made == [(56, 3 * SEGMENT + 64), (56 + 3 * SEGMENT + 64, 3 * SEGMENT + 64)]
+
+
+def test_a_run_that_began_before_it_was_refused_is_made(stage: MakeStage, reads: Reads) -> None:
+    here = stage(random_pair(1, 2, 1000), threads=Refusing(lambda threads: threads.step()))
+    reader, consumer = here.open(0)
+    assert reader.cause is None
+    here.drain((reader, consumer))
+    consumer.drain(reader)
+    assert bytes(consumer.data) == stored(here.file, one(0)) and consumer.ended
+    assert len(reads.made) == 2
 
 
 @pytest.mark.parametrize("gone", ["data", "index", "both"])

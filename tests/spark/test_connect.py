@@ -37,9 +37,13 @@ def test_every_public_method_has_pysparks_parameters(printed: dict[str, Any]) ->
     assert printed["signatures"] == {}
 
 
-def test_a_session_without_the_setting_is_refused_with_its_name_and_value(printed: dict[str, Any]) -> None:
-    assert f"the setting {NO_ROLLBACK} to be false, and it is true" in printed["refusal"]
-    assert f'spark.conf.set("{NO_ROLLBACK}", "false")' in printed["refusal"]
+@pytest.mark.parametrize("setting", NO_ROLLBACK)
+def test_a_session_without_the_setting_is_refused_with_its_name_and_value(
+    printed: dict[str, Any], setting: str
+) -> None:
+    refusal = printed["refusals"][setting]
+    assert f"the setting {setting} to be false, and it is true" in refusal
+    assert f'spark.conf.set("{setting}", "false")' in refusal
 
 
 def test_a_stopped_session_is_refused(printed: dict[str, Any]) -> None:

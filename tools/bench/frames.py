@@ -1,7 +1,7 @@
 """`frames`: records that are bytes already, on one core, against the bare minimum.
 
 A producer pushes 64 KiB at a time, each for one of 64 subpartitions, filled with records of 100 bytes: what
-the shuffle manager's door gets from a Spark task. The bare minimum for the same bytes: `os.writev` of the
+the shuffle manager gets from a Spark task. The bare minimum for the same bytes: `os.writev` of the
 pushes, one after the other, and `os.pread` of them; no subpartitions, no format, no checksums. Ours:
 `FrameResultPartition.emit`, then every subpartition through a `RecordGate`.
 

@@ -10,7 +10,8 @@ repetitions, because a key that is unique in a small chunk may repeat in a large
 chunk would save less than grouping costs, rows pass through ungrouped until a later chunk is tried. Grouped
 rows are held, grouped again when their number has doubled, and yielded when they do not fit.
 
-All waiting and held rows are charged to the budget, of which each side has an equal share.
+All waiting and held rows are charged to the budget, of which each side has an equal share. However much that
+is, no more than `MOST_JOINED` bytes are grouped together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from sortshuffle.compute.aggregate.aggregation import Batches, Reducer
 from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.options import GIB
 
 # Rows. Of 50,000 keys, a chunk of 64 Ki rows has 36,000, a chunk of 256 Ki rows nearly all
 FIRST_CHUNK, LARGEST_CHUNK = 1 << 16, 1 << 20
@@ -37,6 +39,7 @@ ROWS_PASSED_THROUGH = 1 << 22  # before a chunk is tried again: a first chunk is
 COPIES, WORK_PER_ROW = 2, 48
 SHARE = 2  # parts of a side's memory: one for grouping the waiting rows, one for the held rows
 PIECES = 8  # at least so many pieces of a batch fill a chunk's memory, so that it ends near that limit
+MOST_JOINED = GIB  # bytes of rows that are grouped as one batch, whose 32-bit text offsets end at 2 GiB
 
 
 def partial(rows: Batches, reducers: Sequence[Reducer], budget: MemoryBudget) -> Batches:
@@ -94,7 +97,7 @@ class _Side:
     def __init__(self, reducer: Reducer, limit: int, budget: MemoryBudget) -> None:
         self._reducer = reducer
         self._budget = budget
-        self._most = limit // SHARE  # bytes that grouping may take
+        self._most = min(limit // SHARE, MOST_JOINED)  # bytes that grouping may take
         self._waiting = _HeldStates(budget)
         self._held = _HeldStates(budget)
         self._chunk_rows = FIRST_CHUNK
@@ -113,7 +116,10 @@ class _Side:
             return
         rows = self._piece_rows(selected)
         for start in range(0, selected.num_rows, rows):
-            self._waiting.add(*_rows_to_hold(selected.slice(start, rows), batch))
+            piece, size = _rows_to_hold(selected.slice(start, rows), batch)
+            if self._waiting.rows and self._waiting.size + size > MOST_JOINED:  # a very large row
+                yield from self._group_chunk()
+            self._waiting.add(piece, size)
             if self._waiting.rows >= self._chunk_rows or self._waiting.cost >= self._most:
                 yield from self._group_chunk()
 
@@ -172,6 +178,9 @@ class _Side:
             self._chunk_rows = min(2 * self._chunk_rows, LARGEST_CHUNK)
 
     def _regroup(self) -> None:
+        """Group the held rows again. If they are too many for one batch, they are to be sent as they are."""
+        if self._held.size > MOST_JOINED:
+            return
         working = self._held.working
         self._budget.charge(working)
         try:

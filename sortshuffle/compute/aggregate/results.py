@@ -6,17 +6,23 @@ keeps the first row of each group, and remembers only the last key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from sortshuffle.compute.aggregate.aggregation import Aggregation, Batches, combined_states
 from sortshuffle.compute.aggregate.columns import Bools, batch_of, to_batch
+from sortshuffle.compute.aggregate.functions import Function
 from sortshuffle.compute.aggregate.segments import Segments, in_order
+from sortshuffle.errors import ResultOverflowError
+from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import KeyRow, RowOrder
 
 OUTPUT_ROWS = 65_536  # states processed at a time: so many that the fixed costs of a batch do not matter
+# Bytes processed at a time. Half of them, however few rows that is, are worth a call (`payload.arrow`)
+OUTPUT_BYTES = 8 * MIB
+PART_BYTES = KIB  # about what a batch of one row takes beside its values
 
 
 def results(
@@ -24,10 +30,11 @@ def results(
 ) -> Batches:
     """Yield one row per group, in key order: its keys and the calls' results, in the columns of ``schema``.
     The keys are left out if ``schema`` has only the results. ``states``: sorted by the aggregation's order,
-    with all states of each group."""
+    with all states of each group. Raises `ResultOverflowError` if no column can hold the state of a group."""
     groups = _Groups(aggregation, schema)
     for batch in join_small(states, rows_at_a_time):
         yield from groups.completed_by(batch)
+        del batch  # or it would stay alive while the next one is joined
     yield from groups.last()
 
 
@@ -40,42 +47,37 @@ class _Groups:
         self._keys = len(aggregation.keys)
         self._functions = [call.function for call in aggregation.calls]
         self._by_key = RowOrder(range(self._keys))
-        self._open: pa.RecordBatch | None = None
+        self._open = _OpenGroup(self._functions, self._keys)
         self._last: tuple[KeyRow, KeyRow] = ((), ())  # the last row's key, and all its values in the order
 
     def completed_by(self, batch: pa.RecordBatch) -> Batches:
         """Yield the results of the groups that are complete because of this batch."""
         by_key = self._by_key.ranks(batch)
         segments = in_order(by_key)
-        goes_on = self._open is not None and by_key.key(0) == self._last[0]
-        group_states = self._states(batch, segments, goes_on)
+        goes_on = bool(self._open) and by_key.key(0) == self._last[0]
+        groups = self._states(batch, segments)
         self._last = by_key.key(batch.num_rows - 1), self._last[1]
-        if self._open is not None:
-            group_states = self._with_open(group_states, goes_on)
-        complete = group_states.num_rows - 1
-        self._open = group_states.take(pa.array([complete]))
-        if complete:
-            yield self._finished(group_states.slice(0, complete))
+        if goes_on:
+            self._open.add(groups.slice(0, 1))
+            groups = groups.slice(1)
+            if not groups.num_rows:
+                return
+        complete = [self._open.take()] if self._open else []
+        last = groups.num_rows - 1
+        self._open.add(groups.slice(last))
+        complete.append(groups.slice(0, last))
+        for each in join_small(complete, OUTPUT_ROWS):
+            yield self._finished(each)
 
     def last(self) -> Batches:
         """Yield the result of the last group. Without keys there is always one group."""
-        if self._open is None and not self._keys:
+        if self._open:
+            yield self._finished(self._open.take())
+        elif not self._keys:
             kinds = [kind for function in self._functions for kind in function.states]
-            self._open = batch_of([pa.nulls(1, kind) for kind in kinds], 1)
-        if self._open is not None:
-            yield self._finished(self._open)
+            yield self._finished(batch_of([pa.nulls(1, kind) for kind in kinds], 1))
 
-    def _with_open(self, groups: pa.RecordBatch, goes_on: bool) -> pa.RecordBatch:
-        """Put the open group in front of ``groups``, or combine it with the first one if that ``goes_on``."""
-        assert self._open is not None
-        if not goes_on:
-            return pa.concat_batches([self._open, groups])
-        both = pa.concat_batches([self._open, groups.slice(0, 1)])
-        states = combined_states(self._functions, both.columns[self._keys :], _ONE_GROUP_OF_TWO)
-        keys = [column.slice(0, 1) for column in both.columns[: self._keys]]
-        return pa.concat_batches([batch_of([*keys, *states], 1), groups.slice(1)])
-
-    def _states(self, batch: pa.RecordBatch, segments: Segments, goes_on: bool) -> pa.RecordBatch:
+    def _states(self, batch: pa.RecordBatch, segments: Segments) -> pa.RecordBatch:
         aggregation = self._aggregation
         keys = [batch.column(at).take(pa.array(segments.starts)) for at in range(self._keys)]
         if not aggregation.sets:
@@ -122,7 +124,57 @@ class _Groups:
         return to_batch(wanted, groups.num_rows, self._schema)
 
 
-_ONE_GROUP_OF_TWO = Segments(np.zeros(1, np.int64), 2)
+class _OpenGroup:
+    """The state of the group that may continue, in parts of one row each: its keys and states.
+
+    Parts are combined when their bytes have doubled. So a long list is not copied for every batch that adds
+    to it, and a state of fixed size is one part.
+    """
+
+    def __init__(self, functions: Sequence[Function], keys: int) -> None:
+        self._functions = functions
+        self._keys = keys
+        self._parts: list[pa.RecordBatch] = []
+        self._size = 0  # bytes of the parts
+        self._combine_at = 0  # bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def add(self, part: pa.RecordBatch) -> None:
+        """Add a row. It is copied, because it would keep its batch alive; a `take` would need memory for the
+        position of each element of a list."""
+        self._parts.append(pa.concat_batches([part]))
+        self._size += part.nbytes + PART_BYTES
+        if self._size >= self._combine_at:
+            self._combine()
+
+    def take(self) -> pa.RecordBatch:
+        """Return the state as one row, and hold none."""
+        self._combine()
+        (state,) = self._parts
+        self._parts, self._size, self._combine_at = [], 0, 0
+        return state
+
+    def _combine(self) -> None:
+        if len(self._parts) > 1:
+            keys = self._parts[0].columns[: self._keys]
+            together = self._together()
+            segments = Segments(np.zeros(1, np.int64), together.num_rows)  # one group
+            states = combined_states(self._functions, together.columns[self._keys :], segments)
+            self._parts = [batch_of([*keys, *states], 1)]
+        self._size = self._parts[0].nbytes + PART_BYTES
+        self._combine_at = 2 * self._size
+
+    def _together(self) -> pa.RecordBatch:
+        try:
+            return pa.concat_batches(self._parts)
+        except pa.ArrowInvalid as error:  # an offset of 32 bits has overflowed
+            raise ResultOverflowError(
+                "what agg() collects of one group does not fit into a column, which holds 2**31 - 1 values or"
+                " bytes of text: collect fewer values, or read the group in parts, in a function for"
+                " applyInArrow() that takes an iterator of batches"
+            ) from error
 
 
 def _masked(column: pa.Array, chosen: pa.Array) -> pa.Array:
@@ -147,17 +199,31 @@ def first_rows(rows: Batches, keys: Sequence[int], rows_at_a_time: int = OUTPUT_
             yield batch.take(pa.array(starts))
 
 
-def join_small(batches: Batches, rows: int) -> Batches:
-    """Yield the same rows in batches of at least ``rows / 2`` rows, except the last. No batch is empty."""
+def join_small(batches: Iterable[pa.RecordBatch], rows: int) -> Batches:
+    """Yield the same rows in batches of at least half of ``rows`` rows or of `OUTPUT_BYTES`, except the last
+    and those that precede a large one. Only single batches have more than `OUTPUT_BYTES`; none is empty."""
     held: list[pa.RecordBatch] = []
-    count = 0
+    count = size = 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
+        added = batch.nbytes
+        if held and size + added > OUTPUT_BYTES:
+            yield _joined(held)
+            count = size = 0
         held.append(batch)
         count += batch.num_rows
-        if 2 * count >= rows:
-            yield held[0] if len(held) == 1 else pa.concat_batches(held)
-            held, count = [], 0
+        size += added
+        del batch  # or it would stay alive while its rows are delivered
+        if 2 * count >= rows or 2 * size >= OUTPUT_BYTES:
+            yield _joined(held)
+            count = size = 0
     if held:
-        yield pa.concat_batches(held)
+        yield _joined(held)
+
+
+def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the batches as one, and clear the list, so that only the result keeps the rows alive."""
+    batch = held[0] if len(held) == 1 else pa.concat_batches(held)
+    held.clear()
+    return batch

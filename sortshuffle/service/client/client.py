@@ -121,7 +121,7 @@ class ServiceClient:
             if not channel.is_complete:
                 with self._in_turn(channel):
                     until = self._clock() + self._timeout
-                    self.link.change(channel, channel.take_turn)
+                    self.link.change(channel.take_turn)
                     self.link.wait(channel, lambda: channel.is_complete or self._clock() >= until, until)
                 self.link.wait(channel, lambda: channel.is_complete)
         return channel.data

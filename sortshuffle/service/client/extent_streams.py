@@ -5,9 +5,9 @@
 
 Used by `RemoteReader` in the consumer's thread and `Receiver` in the link's; `ClientChannel` has the locking.
 
-The room of a part stream, in bytes: its credit and the data it holds ahead together never exceed
+A part stream limits what the service may send, in bytes:
 
-    what its reader waits for and has not got  +  one segment  +  what it has borrowed (`FloatingCredits`)
+    credit + data held ahead  <=  what the reader still waits for + one segment + loans (`FloatingCredits`)
 
 Data that the reader waits for are received straight into the reader's memory. Data ahead lie in separate
 pieces, and are copied when the reader wants them. A stream without a loan still makes progress: while its

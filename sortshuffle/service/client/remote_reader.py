@@ -116,7 +116,7 @@ class RemoteReader(ExtentReader):
         stream = self._part_stream(extent, position, view)
         with self._naming(extent):
             self._link.wait(stream, lambda: stream.has_wanted)
-        self._link.change(stream, stream.taken)
+        self._link.change(stream.taken)
         self._link.consumed(stream)
         return memory
 
@@ -159,7 +159,7 @@ class RemoteReader(ExtentReader):
         stream = self._parts
         if stream is not None and stream.can_give(extent, position):
             start = stream.start_of(extent) + position
-            self._link.change(stream, lambda: stream.want(start, view))
+            self._link.change(lambda: stream.want(start, view))
             return stream
         self._release(stream)
         new = PartStream(
@@ -186,7 +186,7 @@ class RemoteReader(ExtentReader):
         stream = self._parts
         if stream is not None:
             at = stream.start_of(extent) + position
-            self._link.change(stream, lambda: stream.forget_up_to(at))
+            self._link.change(lambda: stream.forget_up_to(at))
 
     @contextmanager
     def _opened(self, channel: ClientChannel) -> Iterator[None]:

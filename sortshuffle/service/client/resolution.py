@@ -1,10 +1,9 @@
 """Resolves the name of a service's host within a bounded time.
 
-The system's resolver takes as long as its servers do, half a minute and more, and cannot be interrupted. So a
-thread calls it, and the caller waits for the answer no longer than it wants to. There is one such thread for
-a name at a time: callers that come meanwhile wait for the same answer. The thread ends when the resolver
-answers. If all callers have given up by then, the answer is kept for the next one, or a slow resolver would
-never help. It is used once, and not after `KEPT`, because hosts move. A numeric address needs no resolver.
+The system's resolver may take half a minute or more, and cannot be interrupted. So one thread for each name
+calls it, and callers wait for its answer only as long as they want. An answer that comes after all callers
+have given up is kept for the next one, once and for at most `KEPT` seconds (hosts move). Without that, a
+resolver slower than every caller would never help anybody. A numeric address needs no resolver.
 
 The resolver needs descriptors and memory. If this process has none left, the error is that, and not one of
 the name.

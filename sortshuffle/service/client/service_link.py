@@ -124,8 +124,8 @@ class ServiceLink:
             if requested:
                 self._flush()
 
-    def change(self, channel: ClientChannel, change: Callable[[], None]) -> None:
-        """Call ``change`` under the lock, which guards the channel. It must not block."""
+    def change(self, change: Callable[[], None]) -> None:
+        """Call ``change`` under the lock, which guards the channels. It must not block."""
         with self._lock:
             change()
 

@@ -3,10 +3,9 @@
 A process may have no descriptor, memory, port or thread left for a connection. That says nothing about the
 service: its host may be sound, and its map outputs are not lost.
 
-A connection that lacks one of these is tried again until the client's time-out is over. Then the request
-fails with an error for the service, and the shortage is among the causes of that error. But the first thread
-of a link, and the memory for the request itself, are not waited for: their error is raised at once
-(`is_raised_at_once`).
+The connection retries after most shortages, until the client's time-out. The request then fails with an error
+for the service, and the shortage is among its causes. Two are raised at once (`is_raised_at_once`): no thread
+for the link, and no memory for the request itself.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ the registrations say of the application.
 Rules
 * The shared homes of the application (`homes.shared_home`) are removed with the rendezvous. So an executor
   that registered one is remembered after its end. The rendezvous stays while its application may live.
-* An executor that has ended is also remembered while Spark's external shuffle service serves its shuffle
-  files and its homes exist: other hosts still read its map outputs. It counts as live for as long, because a
-  job may read them however late it comes: a notebook may be left overnight without an executor. It counts as
-  over once the application's directories are gone. Spark (the standalone Worker, YARN's NodeManager) removes
-  them when the application ends, and nothing else bounds that time.
-* The home at a URL is removed with the driver's rendezvous. So the driver is remembered, and other executors
-  are not: their service may end with them.
-* An application whose driver was here and has ended is over: only a driver can get new executors. The driver
-  has registered, or an executor has named the driver's process. A process that was only named is no sign of
-  life while it runs: the application may have ended long ago.
+* If Spark's external shuffle service serves an ended executor's shuffle files, and its homes exist, other
+  hosts may still read there. Then the executor stays remembered and counts as live. It counts as over once
+  Spark (the standalone Worker, YARN's NodeManager) has removed the application's directories, which it does
+  when the application ends. There is no other time limit: a notebook may be left overnight without an
+  executor.
+* The home at a URL is removed with the driver's rendezvous. So only the driver is remembered for it.
+* An application that waits for executors is over if its driver ran on this host and has ended: only a driver
+  can get new ones. The driver is known because it registered, or because an executor named its process. A
+  driver that was only named counts when it has ended, but not as a sign of life while it runs: the
+  application may have ended long ago.
 
 Standard library only: the supervisor uses it, too.
 """

@@ -6,18 +6,18 @@ The first task that writes on a host starts it (`service.host.rendezvous`), and 
 sockets. The supervisor passes them to the service process (`service.host.process`), and to the next one when
 that dies. It accepts no connections itself: clients connect and wait until a service runs.
 
-    new --its starter was killed before it wrote service.json--> ended
-    keeping up --the application is over for `QUIET` seconds--> dissolved --> ended
-    keeping up --without life for `LINGER` seconds, though it may get executors again--> dissolved --> ended
-    any --SIGTERM, or the rendezvous is gone, or names another supervisor or none--> ended
+    new         --starter killed before it wrote service.json---------------------> ended
+    keeping up  --application over, and not live for `QUIET` seconds--------------> dissolved --> ended
+    keeping up  --it may get executors again, but was not live for `LINGER` s-----> dissolved --> ended
+    any         --SIGTERM; rendezvous gone, or it names another supervisor or none--> ended
 
 Rules
 * A service that dies is started again: at once if it ran for `STEADY`, else after a delay that doubles.
 * The supervisor ends with the application, however that ends. It checks the executors' processes every
   second, even while it waits to restart the service.
-* An application is live while it has an executor here, and while Spark serves here what an ended one has left
-  (`Life`). `LINGER` does not bound the second: a job may read there at any time. What bounds it is that Spark
-  removes its directories when the application ends.
+* An application is live while it has an executor here, or while Spark serves here what an ended executor left
+  (`Life`). The second case has no time limit of ours: it ends, at the latest, when Spark removes its
+  directories.
 * The service ends with the supervisor, even if that is killed: the pipe, which only they have, ends then.
 
 Standard library only, about 15 MB: a service takes more and may be killed for it, a supervisor should not.
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -65,8 +65,8 @@ class BackOff:
 
 
 class RecurringProblem:
-    """What may fail in each tick. It is logged when it begins, and not again before it has ended or become
-    another: else the log would fill the disk."""
+    """An error that may recur in each tick. It is logged when it begins and when its text changes: else the
+    log would fill the disk."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -210,9 +210,11 @@ def _is_dissolved(directory: str, life: Life) -> bool:
 
 
 def log(what: str) -> None:
-    """Write to the log of the rendezvous, which is this process's standard error."""
+    """Write to the log of the rendezvous, which is this process's standard error. If that cannot be written,
+    because the temporary disk is full, the line is lost: the service must be kept up all the same."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"{stamp} supervisor {os.getpid()}: {what}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):
+        print(f"{stamp} supervisor {os.getpid()}: {what}", file=sys.stderr, flush=True)
 
 
 def _ended_by(status: int) -> str:

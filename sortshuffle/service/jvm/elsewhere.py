@@ -3,14 +3,15 @@
     RemoteBlocks   through the shuffle services of other hosts       (`service.jvm.remote`)
     StoredBlocks   from storage that every host sees                 (`service.jvm.stored`)
 
-Both first find the index of each map output. If there is room, they read a small map output whole and keep
-it: each of a thousand tasks wants some bytes of it, and a request for each task costs more than the whole map
-output. For the others they keep the index for later requests, hold the part that this one needs
-(`IndexPart`), and fetch extents as every reader of this package does (`reading.fetcher`): ahead, in threads,
-within a budget. They differ in the source of indexes and extents, and in what it means if one cannot be read.
+For each map output a request
+1. finds the index, in the cache or at the source, unless the cache has all records;
+2. reads a small map output whole, if the cache has room: a thousand tasks each want a few bytes of it;
+3. else caches the index, holds the entries of its own block (`IndexPart`), and fetches extents ahead, in
+   threads, within a budget (`reading.fetcher`).
 
-All requests share what is kept (`KnownElsewhere`, thread-safe). A `BlocksElsewhere` belongs to one request
-and one thread, and starts threads that find map outputs and fetch.
+The two subclasses differ in where they read, and in what counts as a loss. All requests share the cache
+(`KnownElsewhere`, thread-safe). A `BlocksElsewhere` belongs to one request and one thread, and starts threads
+that find map outputs and fetch.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeAlias, TypeVar
 
+import numpy as np
+
 from sortshuffle.errors import Place
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
-from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
@@ -41,9 +44,15 @@ from sortshuffle.service.jvm.index_part import IndexPart, check_range
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small
+from sortshuffle.storage.files.grouping import in_groups
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
-READ_AHEAD_BYTES = 32 * MIB  # for one request: half of what a task of this package reads ahead
+READ_AHEAD_BYTES = 32 * MIB  # at most, for one request: half of what a task of this package reads ahead
+# All requests together: enough for four. Beyond 16, each still has the floor: eight fetches of 1 MiB
+ALL_READ_AHEAD_BYTES = 128 * MIB
+READ_AHEAD_FLOOR = 8 * MIB
+# Of one request, planned at a time. Each takes some 300 bytes, and a request may have hundreds of thousands
+MOST_EXTENTS = 16384
 THREADS = 4  # to fetch, verify and decompress for one request: as many as for a task of this package
 # Bytes of indexes to keep for later requests. Those of 1,000 map outputs with 1,000 subpartitions take 48 MB;
 # without room for them each reduce task would request all of them again
@@ -80,8 +89,8 @@ class KnownElsewhere:
         return found
 
     def parts(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, PartOrRecords]:
-        """Return what a request holds of the known map outputs of these blocks, by the blocks' numbers. No
-        whole index is among it: what is dropped here meanwhile is freed. Raises `UsageError`."""
+        """Return, by number, what a request needs of the known map outputs. It copies the entries of indexes,
+        so a request keeps no whole index alive after the cache has dropped it. Raises `UsageError`."""
         known = self.get_all([block.file_id for _, block in blocks])
         return {
             number: part_for(block, known[block.file_id])
@@ -150,11 +159,12 @@ class Elsewhere(Protocol):
 
 
 class BlocksElsewhere(ABC):
-    """Reads ``blocks``, each with its number in the request. ``blocks_begun``: the number of blocks that
-    `pieces` has begun. The caller closes it."""
+    """Reads ``blocks``, each with its number in the request. ``memory``: that of all requests, to read ahead.
+    ``blocks_begun``: the number of blocks that `pieces` has begun. The caller closes it."""
 
-    def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
+    def __init__(self, blocks: Sequence[tuple[int, Block]], memory: SharedMemory) -> None:
         self._blocks = blocks
+        self._memory = memory
         self._found: list[FoundBlock] = []
         self._metrics = TaskMetrics()
         self._small_bytes = 0
@@ -219,15 +229,27 @@ class BlocksElsewhere(ABC):
         """Yield the records of map outputs whose index is known. Each piece comes with its block's place in
         `_found`, counted from 1."""
         numbered = [each for each in enumerate(self._found, 1) if isinstance(each[1].known, IndexPart)]
-        for codec, same_codec in groupby(numbered, lambda each: each[1].part.codec):
-            payload = RecordBytesPayload(codec)
-            fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
-            channels = [(place, channel) for place, each in same_codec for channel in self._channels(each)]
-            # by identity: two requests for the same block have equal channels
-            places = {id(channel): place for place, channel in channels}
-            with closing(fetcher.items([channel for _, channel in channels])) as items:
-                for channel, piece in items:
-                    yield places[id(channel)], piece
+        with closing(self._memory.open("read-ahead")) as budget:
+            for codec, same_codec in groupby(numbered, lambda each: each[1].part.codec):
+                fetcher = Fetcher(RecordBytesPayload(codec), budget, THREADS, self._metrics)
+                sized = ((each, np.count_nonzero(each[1].part.entries["bytes"])) for each in same_codec)
+                for group in in_groups(sized, MOST_EXTENTS):
+                    yield from self._fetch_group(group, fetcher)
+
+    def _fetch_group(
+        self, group: Sequence[tuple[int, FoundBlock]], fetcher: Fetcher
+    ) -> Iterator[tuple[int, BytesLike]]:
+        channels = [(place, channel) for place, found in group for channel in self._channels(found)]
+        # by identity: two requests for the same block have equal channels
+        places = {id(channel): place for place, channel in channels}
+        with closing(fetcher.items([channel for _, channel in channels])) as items:
+            for channel, piece in items:
+                yield places[id(channel)], piece
+
+
+def read_ahead_memory() -> SharedMemory:
+    """Return the memory to read ahead in, for all requests of an engine together."""
+    return SharedMemory(ALL_READ_AHEAD_BYTES, READ_AHEAD_FLOOR, READ_AHEAD_BYTES)
 
 
 def in_threads(
@@ -270,10 +292,11 @@ def in_threads(
         try:
             for _ in range(count):
                 workers.append(pool.submit(work_if_seated))
-            seats.extend([None] * count)
         except (RuntimeError, MemoryError):  # there is no further thread
             seats.extend([None] * (len(workers) // 2))
             pool.shutdown(wait=False)  # threads without a seat end at once
+        else:
+            seats.extend([None] * count)
         finally:
             may_begin.set()
         if len(workers) < count:

@@ -40,6 +40,7 @@ from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
 from sortshuffle.service.client.client import ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
+from sortshuffle.service.jvm.lost_blocks import PROBLEMS
 from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader
@@ -208,10 +209,12 @@ class Engine:
         if request.shuffle == EVERYTHING:
             self._remove_stored()
             return
-        for service in request.services:
-            if service != self.settings.address:
-                self._removal_threads.submit(self._tell, service, request.shuffle)
-        self._remove(request.shuffle)
+        try:
+            self._remove(request.shuffle)
+        finally:
+            for service in request.services:
+                if service != self.settings.address:
+                    self._removal_threads.submit(self._tell, service, request.shuffle)
 
     def _remove_stored(self) -> None:
         registered = self._registered()
@@ -251,7 +254,7 @@ class Engine:
             if not clients.client(service).remove(self.settings.application, shuffle, token):
                 _log.warning("%s does not serve this application: nothing of shuffle %d", service, shuffle)
             self._silent.answered(service)
-        except (OSError, SortShuffleError) as error:
+        except PROBLEMS as error:
             _log.warning("shuffle %d is not removed where %s serves: %s", shuffle, service, error)
             if isinstance(error, ServiceUnavailableError):
                 if self._silent.failed(service, began):
@@ -277,7 +280,7 @@ class Engine:
                 continue
             with self._locks_guard:
                 lock = self._home_locks.setdefault(home, threading.Lock())
-            with lock:  # of this home only: a disk that hangs blocks no writer of other homes
+            with lock:  # of this home only: making it may take long
                 if home not in self._ready or not calls.isdir(home):
                     self._make(home, registered)
         return registered.paths

@@ -15,7 +15,7 @@ import struct
 from sortshuffle.errors import ProtocolError
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
-VERSION = 3
+VERSION = 4
 MOST_KEY_BYTES = 32
 GREETING = struct.Struct("<8sII")
 _MOST_PORT = (1 << 16) - 1

@@ -15,7 +15,8 @@ from sortshuffle.errors import DataLossError, ServiceUnavailableError, SortShuff
 _log = logging.getLogger(__name__)
 
 PROBLEMS = (OSError, RuntimeError, SortShuffleError, MemoryError)
-"""What may be raised by a look for a map output: its loss, or what says nothing about it (`is_no_loss`)."""
+"""The errors that looking for a map output may raise: its loss, or an error that says nothing about it
+(`is_no_loss`)."""
 
 MOST_REASONS = 8  # in the text of an error: a lost disk may have thousands
 
@@ -24,12 +25,12 @@ Error = TypeVar("Error", bound=Exception)
 
 class LostBlocksError(Exception):
     """``blocks``: numbers of the lost blocks. ``reasons``: why they are lost; the text has the first ones.
-    ``is_reachable``: False if a service did not answer: all its blocks are among these then."""
+    ``silent``: numbers of the request's services that did not answer. All their blocks are lost."""
 
-    def __init__(self, blocks: Iterable[int], reasons: Iterable[str], is_reachable: bool = True) -> None:
+    def __init__(self, blocks: Iterable[int], reasons: Iterable[str], silent: Iterable[int] = ()) -> None:
         self.blocks = tuple(sorted(set(blocks)))
         self.reasons = tuple(dict.fromkeys(reasons))
-        self.is_reachable = is_reachable
+        self.silent = tuple(sorted(set(silent)))
         super().__init__(_text_of(self.reasons))
 
 
@@ -41,11 +42,11 @@ def _text_of(reasons: Sequence[str]) -> str:
 def joined(*errors: LostBlocksError) -> LostBlocksError:
     """Return one error for all of these. Services that do not answer are named first: the text, which a
     person reads, does not have all reasons."""
-    silent_first = sorted(errors, key=lambda error: error.is_reachable)
+    silent_first = sorted(errors, key=lambda error: not error.silent)
     return LostBlocksError(
         (block for error in errors for block in error.blocks),
         (reason for error in silent_first for reason in error.reasons),
-        all(error.is_reachable for error in errors),
+        (service for error in errors for service in error.silent),
     )
 
 

@@ -257,8 +257,8 @@ class MapOutputs:
         self._key = key
         self._homes = homes
         self._writable = writable or homes
-        # counts the beginning and the end of each removal; a map output opened meanwhile is not kept
-        self._removals = 0
+        # a new object at the beginning and the end of each removal; a map output opened meanwhile is not kept
+        self._last_removal = object()
         self._known = known or KnownOutputs()
 
     def new(self, shuffle: int, map_index: int, map_id: int, header: FileHeader) -> PartitionedFileWriter:
@@ -293,10 +293,9 @@ class MapOutputs:
         """
         known = self.known((file_id,))[0]
         if known is None:
-            removals = self._removals
+            last_removal = self._last_removal
             known = self._find(shuffle, map_index, map_id, file_id)
-            if removals == self._removals:  # otherwise it may be gone, and would be kept for ever
-                self._known.keep(known)
+            self._keep(known, last_removal)
         return known
 
     def kept(self, file_id: bytes) -> IndexedMapOutput | None:
@@ -320,7 +319,7 @@ class MapOutputs:
 
     def keep_written(self, file: PartitionedFile, file_id: bytes, small: SmallOutput) -> None:
         """Keep the records of a map output that has just been finished."""
-        removals = self._removals
+        last_removal = self._last_removal
         if not self._known.has_room_for_small():
             return
         try:
@@ -328,8 +327,14 @@ class MapOutputs:
             written = None if is_url(file.base) else WrittenPair.of(file)
         except OSError:
             return  # the map output was removed already
-        if removals == self._removals:
-            self._known.keep(SmallMapOutput(file, file_id, small, written))
+        self._keep(SmallMapOutput(file, file_id, small, written), last_removal)
+
+    def _keep(self, output: MapOutput, last_removal: object) -> None:
+        """Keep a map output, unless one was removed since ``last_removal``: it may be gone, and would be kept
+        for ever. It is kept first, so that a removal after the comparison forgets it."""
+        self._known.keep(output)
+        if last_removal is not self._last_removal:
+            self._known.forget(output.file_id)
 
     def forget(self, file_id: bytes) -> None:
         """Forget a map output that is damaged or gone: the next request looks for it again."""
@@ -346,22 +351,14 @@ class MapOutputs:
         """Delete all finished map outputs that a shuffle has now. A reader that has one open can go on
         reading; what it has still to open is lost. Unfinished ones stay, as Spark may already run the shuffle
         again: their writers finish or abandon them."""
-        prefix = PartitionedFile.prefix_of(shuffle)
-        first: OSError | None = None
-        self._removals += 1
+        failures: list[OSError] = []
+        self._last_removal = object()
         for home in self._homes():
-            try:
-                if is_url(home):
-                    retry(partial(remove_exchange, home, shuffle))
-                    continue
-                for file in _files(home, prefix):
-                    file.delete()
-            except OSError as error:  # go on with the other homes
-                first = first or error
-        self._removals += 1
-        self._known.forget_all(prefix)
-        if first is not None:
-            raise first
+            failures += _failures_to_remove(home, shuffle)
+        self._last_removal = object()
+        self._known.forget_all(PartitionedFile.prefix_of(shuffle))
+        if failures:
+            raise failures[0]
 
     def _is_unchanged(self, output: MapOutput) -> bool:
         """Return whether the files of a map output that this engine wrote are unchanged. Checks only once."""
@@ -398,6 +395,28 @@ def _files_allowed() -> int:
 
 def _name(file: PartitionedFile) -> str:
     return os.path.basename(file.base)
+
+
+def _failures_to_remove(home: str, shuffle: int) -> list[OSError]:
+    """Delete all finished map outputs of a shuffle in a home. An error keeps none of the others; return all
+    errors."""
+    if is_url(home):
+        return _failures_of(lambda: retry(partial(remove_exchange, home, shuffle)))
+    failures: list[OSError] = []
+
+    def delete_all() -> None:
+        for file in _files(home, PartitionedFile.prefix_of(shuffle)):
+            failures.extend(_failures_of(file.delete))
+
+    return _failures_of(delete_all) + failures
+
+
+def _failures_of(call: Callable[[], object]) -> list[OSError]:
+    try:
+        call()
+    except OSError as error:
+        return [error]
+    return []
 
 
 def _files(home: str, prefix: str) -> Iterator[PartitionedFile]:

@@ -89,7 +89,6 @@ class Status(IntEnum):
     NO_SPACE = 2
     FAILED = 3
     LOST = 4
-    UNREACHABLE = 5
 
 
 def pack_request(operation: Operation, size: int) -> bytes:
@@ -268,12 +267,20 @@ def pack_chunk(size: int, totals: ReadTotals) -> bytes:
     )
 
 
-def pack_stream_error(status: Status, text: str, lost: Sequence[int] = ()) -> bytes:
-    """Return the end of an answer to READ that fails. ``lost``: the numbers of lost blocks."""
-    body = pack_text(text)
-    if status in (Status.LOST, Status.UNREACHABLE):
-        body = _COUNT.pack(len(lost)) + np.array(lost, "<i4").tobytes() + body
-    return STREAM_ERROR + pack_reply(status, body)
+def pack_stream_error(status: Status, text: str) -> bytes:
+    """Return the end of an answer to READ that fails."""
+    return STREAM_ERROR + pack_reply(status, pack_text(text))
+
+
+def pack_lost(text: str, blocks: Sequence[int], silent: Sequence[int]) -> bytes:
+    """Return the end of an answer to READ of which ``blocks`` are lost. ``silent``: the numbers of services
+    that did not answer."""
+    body = _numbers(blocks) + _numbers(silent) + pack_text(text)
+    return STREAM_ERROR + pack_reply(Status.LOST, body)
+
+
+def _numbers(numbers: Sequence[int]) -> bytes:
+    return _COUNT.pack(len(numbers)) + np.array(numbers, "<i4").tobytes()
 
 
 def _fixed(layout: struct.Struct, body: bytes | bytearray) -> tuple[int, ...]:

@@ -10,8 +10,9 @@ yields the bytes, in large pieces.
 
 Rules
 * No bytes leave before their checksum has been verified.
-* A request holds a few MiB, however large a block is. Of each index it holds its block's entries alone
-  (`IndexPart`), and of files one at a time; the cache has its own limits. Small map outputs are held whole.
+* A request holds a few MiB, however large a block is, and reads blocks elsewhere ahead in the memory that all
+  requests share. Of each index it holds its block's entries alone (`IndexPart`), and of files one at a time;
+  the cache has its own limits. Small map outputs are held whole.
 * Order: first the blocks of this host, then the others, each in the order of the request; in a block by
   region, in a region by subpartition.
 
@@ -124,7 +125,7 @@ class BlockReader:
         try:
             self._locate()
         except LostBlocksError as error:
-            if not error.is_reachable:
+            if error.silent:
                 raise
             raise with_all_lost(error, self._check_known, self._request.shuffle) from None
 

@@ -3,26 +3,23 @@
 The engine reads for a JVM of its own host. It uses credit, reconnects and verifies as every remote reader
 does (`service.client.client`, `reading.fetcher`).
 
-What is lost when a service fails
-* The service does not answer within its time-out: all its blocks count as unreachable, and Spark runs the map
-  tasks of that host again.
-* The service refuses for the length of a time-out, for lack of room or time: the same, because it would
-  refuse the next request too.
-* The service answers, but fails at one map output for the length of a time-out: that map output is lost. If
-  the service fails at many (`MOST_REFUSED`), all its blocks are unreachable.
-* This host's engine has no descriptors, memory, ports or threads to ask it for the length of a time-out:
-  nothing is lost, because the service may be sound. The task fails with an error that names the shortage and
-  the remedy, and no further service is asked. Only a thread that is missing in the middle of records is not
-  waited for.
-* A service that breaks the protocol, or does not know the secret, loses nothing either: the task fails, and
-  that service is not asked again.
-* The service is gone, but is not needed: nothing is lost. Records that are kept are found by file id,
-  wherever the map output is now.
+    the service                                 what is lost                 what Spark does
 
-`locate` and `check_known` raise an error that is no loss only if nothing is lost: Spark must hear of the
-losses at other hosts. `pieces` raises it at once.
+    does not answer for its time-out            all its blocks               runs that host's map tasks again
+    refuses for its time-out (no room or time)  all its blocks               the same
+    fails at one map output for its time-out    that one; all its blocks if  runs those map tasks again
+                                                it fails at `MOST_REFUSED`
+    breaks the protocol, or lacks the secret    nothing                      the task fails
+    cannot be asked for its time-out: no        nothing                      the task fails, and its error
+    descriptors, memory, ports or threads here                               names the remedy
+    is gone, but the cache has the records of   nothing                      goes on
+    all its blocks
 
-A removed shuffle is forgotten. Data that is kept just after the removal stays until its room is needed.
+`locate` and `check_known` report losses first, and any other error only if there is no loss: Spark must hear
+of the losses at other hosts. `pieces` raises every error at once. A thread or memory that is missing in the
+middle of records is not waited for.
+
+A removed shuffle is dropped from the cache. Data added just after that stays until its room is needed.
 
 Owns its connections. The threads that `locate` starts end with it.
 """
@@ -51,6 +48,7 @@ from sortshuffle.errors import (
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
+from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
 from sortshuffle.service.client.backoff import Backoff
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
@@ -66,6 +64,7 @@ from sortshuffle.service.jvm.elsewhere import (
     PartOrRecords,
     in_threads,
     part_for,
+    read_ahead_memory,
 )
 from sortshuffle.service.jvm.index_part import IndexPart
 from sortshuffle.service.jvm.lost_blocks import (
@@ -107,7 +106,8 @@ output."""
 class RemoteSettings:
     """How the engine reads from other hosts. ``known``: what it knows of their map outputs. ``under_way``:
     map outputs that are being read, by service and file id. ``key``: decrypts them. ``turn``: lets one large
-    index be read at a time, over all requests."""
+    index be read at a time, over all requests. ``read_ahead``: the memory to read ahead in, for all requests.
+    """
 
     application: str
     clients: ClientSettings
@@ -115,6 +115,7 @@ class RemoteSettings:
     under_way: SingleFlight[IndexOrRecords]
     key: EncryptionKey | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)
+    read_ahead: SharedMemory = field(default_factory=read_ahead_memory)
 
     @staticmethod
     def of(application: str, clients: ClientSettings) -> RemoteSettings:
@@ -132,7 +133,7 @@ class RemoteBlocks(BlocksElsewhere):
     def __init__(
         self, request: ReadRequest, blocks: Sequence[tuple[int, Block]], settings: RemoteSettings
     ) -> None:
-        super().__init__(blocks)
+        super().__init__(blocks, settings.read_ahead)
         self._request = request
         self._settings = settings
         self._clients = ServiceClients(settings.clients, settings.turn)
@@ -274,8 +275,9 @@ class RemoteBlocks(BlocksElsewhere):
     def _unreachable(self, services: dict[str, str]) -> LostBlocksError:
         """Return an error that names all blocks of services that do not answer. ``services``: why, by
         service."""
-        blocks = [number for number, block in self._blocks if self._service(block) in services]
-        return LostBlocksError(blocks, services.values(), is_reachable=False)
+        silent = {number for number, each in enumerate(self._request.services) if each in services}
+        blocks = [number for number, block in self._blocks if block.service in silent]
+        return LostBlocksError(blocks, services.values(), silent)
 
     def _read(self, service: str, block: Block) -> IndexOrRecords:
         output, path = self._address(block), self._path(block)

@@ -40,6 +40,7 @@ from sortshuffle.service.jvm.protocol import (
     Status,
     WriteRequest,
     pack_chunk,
+    pack_lost,
     pack_reply,
     pack_request,
     pack_stream_error,
@@ -56,7 +57,7 @@ SEND_BYTES = 512 * KIB  # of records in one chunk: large enough that the cost of
 # Pieces that are smaller on average are joined: a call takes 0.3 us for each piece, copying takes 0.1 ns for
 # each byte. So at most 512 pieces are sent together, while one call takes 1024
 PIECE_BYTES = 2 * KIB
-ACCEPT_PAUSE = 0.1  # seconds, when the system has no descriptor or thread for a new connection
+ACCEPT_PAUSE = 0.1  # seconds, when the system has no descriptor or memory for a new connection
 DRAIN_BYTES = 256 * KIB
 
 _ACKNOWLEDGEMENT = pack_reply(Status.DONE)
@@ -92,7 +93,7 @@ class JvmServer:
         while True:
             try:
                 accepted, _ = calls.accept(self._listening)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 if self._stopped or self._listening.fileno() < 0:
                     return
                 _log.warning("no connection of a JVM can be taken for a moment: %s", error)
@@ -256,8 +257,7 @@ class JvmConnection:
                     for piece in reader.pieces():
                         answer.add(piece)
             except LostBlocksError as error:
-                status = Status.LOST if error.is_reachable else Status.UNREACHABLE
-                answer.end(pack_stream_error(status, str(error), error.blocks))
+                answer.end(pack_lost(str(error), error.blocks, error.silent))
             except StreamEndedError:
                 raise
             except Exception as error:

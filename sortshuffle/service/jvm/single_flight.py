@@ -4,9 +4,11 @@ At the start of a reduce stage all tasks of a host ask for the same map outputs,
 yet. Each map output is then read from a store once, not once for each task.
 
 Thread-safe; the lock is a leaf. The first thread that asks makes the call, and holds no lock meanwhile. If
-the call fails, the threads that wait for it fail with the same error. If it takes longer than ``patience``,
-one of these makes the call again, and the others wait for that one, as long again. So a request that hangs
-does not block a host, and not all threads ask a slow store at once. Results are not kept.
+the call fails, the threads that wait for it fail with the same error. Results are not kept.
+
+If the call takes longer than ``patience``, one waiting thread makes it again, and the others wait for that
+one. After `WAITS` waits a thread calls by itself. So another thread's hanging call blocks no thread for more
+than ``WAITS * patience``, and a store that is only slow is asked by few threads.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ Rules
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
 * When one map output is lost, the shuffle is listed once. So all objects that are gone or cut short are
   reported together, and Spark runs their tasks again in one attempt of the stage.
-* A list may be old, above all that of a mounted directory. So it only tells where to look: what it
-  does not show is lost only if the object itself is gone or cut short.
-* An object that was missing at first, but is in that list, is looked for once more: a mount that is away for
-  a moment loses nothing.
+* A listing may be old, above all in a mounted directory. So it only says which objects to look at; only the
+  look at an object itself counts. An object that was missing, but is listed, is looked at a second time: a
+  mount that is away for a moment loses nothing.
 * Bytes come in the order of the request, whatever is known already: if an answer breaks off, the reader takes
   the rest from the next answer.
 """
@@ -26,7 +25,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +35,7 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.homes.shared_home import expect_stored_home
+from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.service.jvm.elsewhere import (
     BlocksElsewhere,
@@ -46,6 +46,7 @@ from sortshuffle.service.jvm.elsewhere import (
     base_name,
     in_threads,
     part_for,
+    read_ahead_memory,
 )
 from sortshuffle.service.jvm.index_part import IndexPart
 from sortshuffle.service.jvm.lost_blocks import (
@@ -81,12 +82,14 @@ Blocks: TypeAlias = Sequence[tuple[int, Block]]
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
     """``home``: the URL where the application's map outputs lie. ``known``: what the engine knows of them.
-    ``under_way``: map outputs that are being read, by file id. ``key``: decrypts them."""
+    ``under_way``: map outputs that are being read, by file id. ``key``: decrypts them. ``read_ahead``: the
+    memory of all requests to read ahead in."""
 
     home: str
     known: KnownElsewhere
     under_way: SingleFlight[IndexOrRecords]
     key: EncryptionKey | None = None
+    read_ahead: SharedMemory = field(default_factory=read_ahead_memory)
 
     @staticmethod
     def at(home: str, small: KnownOutputs) -> StoredSettings:
@@ -101,7 +104,7 @@ class StoredBlocks(BlocksElsewhere):
     """Reads ``blocks``, each with its number in the request."""
 
     def __init__(self, request: ReadRequest, blocks: Blocks, settings: StoredSettings) -> None:
-        super().__init__(blocks)
+        super().__init__(blocks, settings.read_ahead)
         self._shuffle = request.shuffle
         self._settings = settings
 

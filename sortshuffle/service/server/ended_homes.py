@@ -13,11 +13,10 @@ Rules
 * Homes that leave an application's directory are forgotten when the directory is listed again. Applications
   that are gone are forgotten when a new one appears, at most once in `FORGETS_EVERY`.
 
-Each root has a lock, which is held while its directories are listed, so that no two threads list the same. If
-its holder has made no progress with a home for `HELD_AT_MOST`, the disk may hang, and other threads skip the
-root. So a hanging disk blocks only the first caller; the others miss only what is on it. If the holder makes
-progress, they wait, at most `WAITED_AT_MOST`. Lock order: the lock of `EndedHomes`, under which no disk is
-used, is never held together with a root's.
+Each root has a lock: only one thread lists its directories. Others wait for the holder, at most
+`WAITED_AT_MOST`. They skip the root as soon as the holder has not finished a home for `HELD_AT_MOST`: its
+disk may hang. So a hanging disk blocks its first caller only, and the others miss only what is on it. Lock
+order: the lock of `EndedHomes` is never held together with a root's, and no disk is used under it.
 """
 
 from __future__ import annotations

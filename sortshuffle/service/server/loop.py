@@ -12,6 +12,8 @@ Rules
   pending results, so that everything that a worker opened is closed. Work that has not begun when the loop is
   stopped fails instead.
 * Work that takes long has separate threads, so that the opening of a file never waits for it.
+* Work for which no thread can be started fails. It may be in the threads' queue all the same, and is then
+  not done later: nobody would give back what it opens.
 * `call_soon` wakes the loop only if the loop sleeps, or is about to.
 """
 
@@ -88,7 +90,8 @@ class EventLoop:
         self._wake_up()
 
     def close(self) -> None:
-        """Wait for the work in the background and process its results. Call it after `run`."""
+        """Wait for the work in the background and process its results. Call it after `run`. While a disk
+        hangs, it does not return."""
         self._background.shutdown()
         self._long.shutdown()
         while self._calls:
@@ -117,15 +120,21 @@ class EventLoop:
         self, work: Callable[[], T], done: Callable[[Future[T]], None], takes_long: bool = False
     ) -> None:
         """Call ``work`` in a thread that may block, then ``done`` in the loop's thread with the completed
-        future, which has a `StateError` if the loop was stopped before the work began."""
-
-        def unless_stopped() -> T:
-            if self._stopped:
-                raise StateError("the shuffle service is stopped")
-            return work()
-
-        future = (self._long if takes_long else self._background).submit(unless_stopped)
+        future. It has a `StateError` if the loop was stopped before the work began, and the threads' error if
+        none can be started."""
+        future: Future[T] = Future()
         future.add_done_callback(lambda over: self.call_soon(lambda: done(over)))
+        first = threading.Lock()  # taken by the work or by its refusal, and never released
+
+        def begin() -> None:
+            if first.acquire(blocking=False):
+                self._complete(future, work)
+
+        try:
+            (self._long if takes_long else self._background).submit(begin)
+        except Exception as error:
+            if first.acquire(blocking=False):
+                future.set_exception(error)
 
     def ask(self, question: Callable[[], T], timeout: float) -> T:
         """Return the result of ``question``, called in the loop's thread, or here if the loop does not run.
@@ -145,6 +154,18 @@ class EventLoop:
             return answer.result(timeout)
         except FutureTimeoutError:  # which is not a TimeoutError before Python 3.11
             raise TimeoutError(f"the shuffle service's loop did not answer within {timeout:g} s") from None
+
+    def _complete(self, future: Future[T], work: Callable[[], T]) -> None:
+        try:
+            if self._stopped:
+                raise StateError("the shuffle service is stopped")
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        finally:
+            del future  # which has the error, whose traceback has this frame
 
     def _wait(self, seconds: float) -> None:
         ready = calls.select(self._selector, seconds)

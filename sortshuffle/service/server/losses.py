@@ -8,6 +8,9 @@ runs the producer again (`homes.loss`).
 Rules
 * The control files are removed before the consumer is answered: its retry must find them gone.
 * That happens once for each map output, however many consumers report it.
+* A report counts as handled only if the system has refused nothing. If it has, all else is done, and the next
+  report tries again. For lack of descriptors or memory, which passes, the report fails, and the client asks
+  again. Other errors may last, as on a broken disk: then the consumer is answered.
 * A client must know a map output's id: a report with another id than the existing files' has no effect. But a
   report of files that do not exist makes Spark run the map task again, so the secret must keep strangers out.
 * Extents are verified in parts, and large buffers in pieces. So a report costs little memory, however large
@@ -18,12 +21,13 @@ Called by threads that may block, several at a time. Lock order: `_lock` is a le
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from sortshuffle.errors import CorruptDataError, MissingDataError, UsageError
+from sortshuffle.errors import OUT_OF, CorruptDataError, MissingDataError, UsageError
 from sortshuffle.homes.loss import make_producer_run_again, remove_control_files
 from sortshuffle.homes.owner import Owner
 from sortshuffle.service.server.catalog import Catalog
@@ -31,6 +35,8 @@ from sortshuffle.service.wire.protocol import DamageReport, MapOutputAddress, Ve
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+
+_log = logging.getLogger(__name__)
 
 VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
 MOST_HANDLED = 4096  # handled map outputs to remember; handling one again costs some reads of the disk
@@ -74,19 +80,25 @@ class Losses:
         """Make Spark run the producer of a map output again. If its files are gone, the owner of its home
         still names Spark's directories. If the home is gone, too, those of the application are searched. An
         executor that has a map output of that name with another id is left alone. Raises OSError if an
-        existing file cannot be opened."""
+        existing file cannot be opened, or for lack of descriptors or memory."""
         with self._lock:
             if output in self._handled:
                 return
         self._catalog.withdraw(output.file_id)
+        problems: list[OSError] = []
         places = self._catalog.places(output)
         others = [file for file in places if self._catalog.is_another(file, output.file_id)]
         spared = {directory for file in others for directory in _directories_of(file)}
         for file in places:
-            if file not in others and spared.isdisjoint(_directories_of(file)):
-                make_producer_run_again(file)
+            if file not in others and not (spared and spared.intersection(_directories_of(file))):
+                make_producer_run_again(file, on_error=problems.append)
         if not others:
-            remove_control_files(self._spark_directories(output.application), output.attempt)
+            directories = self._spark_directories(output.application)
+            remove_control_files(directories, output.attempt, problems.append)
+        if problems:
+            _raise_shortage(problems)
+            _log.warning("what is left of Spark's files of %s cannot be told: %s", output, problems[0])
+            return
         with self._lock:
             self._handled[output] = None
             while len(self._handled) > MOST_HANDLED:
@@ -107,6 +119,14 @@ class Losses:
 
 
 def _directories_of(file: PartitionedFile) -> tuple[str, ...]:
-    """Return Spark's local directories of the executor in whose home the file is."""
-    owner = Owner.read(os.path.dirname(file.base))
+    """Return Spark's local directories of the executor in whose home the file is. Raises OSError if they
+    cannot be read."""
+    owner = Owner.load(os.path.dirname(file.base))
     return owner.local_directories if owner is not None else ()
+
+
+def _raise_shortage(problems: Sequence[OSError]) -> None:
+    """Raise the first of these that says that this process or its host lacks descriptors or memory."""
+    for problem in problems:
+        if problem.errno in OUT_OF:
+            raise problem

@@ -11,8 +11,9 @@ makes the views.
 Rules
 * Only files below the roots, after following symbolic links, are served: a request can name nothing else. The
   roots are looked up at each registration, because new executors bring new directories.
-* Registering opens nothing. The first view opens a partition's files and reads its index; they are closed
-  when the last view has been read to its end, has failed or was released (`ReadScheduler`).
+* Registering opens nothing. The first view opens a partition's data file; it is closed when the last view
+  has been read to its end, has failed or was released (`ReadScheduler`). Indexes are kept for all partitions
+  together, in `KEPT_INDEX_BYTES`; a view of a partition whose index is not kept reads it.
 * When more than `MOST_REGISTERED` partitions are known, idle ones are forgotten, the least recently used
   first. Registering them again costs nothing.
 * Forgetting closes nothing: a caller that has just got a scheduler can still make views. The files stay.
@@ -164,7 +165,8 @@ class ResultPartitionManager:
         )
 
     def shutdown(self) -> None:
-        """Fail all open views, and return when no file is open. May be called again."""
+        """Fail all open views, and return when no file is open: not while a disk hangs. May be called
+        again."""
         with self._lock:
             self._shut_down = True
             partitions = list(self._partitions.values())

@@ -117,7 +117,8 @@ class ShuffleService:
         self._thread.start()
 
     def run(self) -> None:
-        """Serve in this thread until another thread or a signal handler calls `stop`. Call it once."""
+        """Serve in this thread until another thread or a signal handler calls `stop`. Call it once. It waits
+        for reads that are under way: while a disk hangs, it does not return."""
         self._begin()
         self._run()
 

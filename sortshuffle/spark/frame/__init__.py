@@ -1,4 +1,4 @@
-"""The `ShuffleFrame` door: the classes that users call.
+"""The entry point `ShuffleFrame`: the classes that users call.
 
 two_sided         where a frame's rows are, Spark's side or Python's, and how they cross
 crossings         rows that go from side to side, for `explain()` and the log

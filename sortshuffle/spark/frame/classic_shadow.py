@@ -1,7 +1,8 @@
 """`ClassicShadow`: a shadow in a session with a JVM, whose analysed plan Py4J reads and changes.
 
-A column of a plan has an id. Spark renews ids where a plan meets itself, in a self join: of all columns that
-one node makes together. So a plan that gets the shadow's ids makes them in as many nodes (`with_ids`).
+A column of a plan has an id. In a self join Spark gives one side new ids, to all columns of one node at a
+time. `with_ids` gives a plan the shadow's ids. It must make them in as many nodes as the shadow has, with the
+same columns in each, or Spark would renew ids in one plan that it leaves in the other.
 """
 
 from __future__ import annotations

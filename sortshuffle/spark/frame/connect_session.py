@@ -24,7 +24,8 @@ class ConnectShuffleSession(SparkSession):
 
     @classmethod
     def _of(cls, plain: Any) -> Any:
-        plain.conf.set(NO_ROLLBACK, "false")
+        for key, value in NO_ROLLBACK.items():
+            plain.conf.set(key, value)
         session = object.__new__(cls)
         session.__dict__.update(plain.__dict__)
         session._plain_session = plain

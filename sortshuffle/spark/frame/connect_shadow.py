@@ -1,9 +1,9 @@
 """`ConnectShadow`: a shadow over Spark Connect, whose plan only the server analyses.
 
-A column of a DataFrame names the id of its plan, and the server looks for that plan in a request. So it finds
-columns that the client, which looks names up, would not: after ``j = f.join(g, "k", "full")``, ``g.k`` is not
-the column ``k`` of ``j``. `passes_on` lets the server compare the two. The request for that has no
-stages in it: in place of Python's rows it has the call on the shadow below, or an empty relation.
+A column names the id of its plan, and the server looks for that plan in the request. So the server finds
+columns by id that the client would take for others by name: after ``j = f.join(g, "k", "full")``, ``g.k`` is
+not the column ``k`` of ``j``. `passes_on` asks the server to compare the two. That request has no stage of
+ours: the shadow below, or an empty relation, stands in for Python's rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Crossing`: rows that go from Spark to Python or back, as `explain()` and the log tell it.
 
-A crossing belongs to the frame that needed it, and to all frames that are made of that one. Each is logged
-once, when it is new; those of an action belong to no frame, and are only logged.
+A crossing belongs to the frame that needed it, and to all frames derived from that. It is logged once, when
+it first occurs. A crossing that an action causes belongs to no frame: `explain()` does not show it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`delegating`: makes PySpark's own methods return objects of ours, and raise errors of ours.
 
-PySpark's methods name their own classes when they make a result. Here such results are replaced, by each
-class's ``_delegated``; `shuffle_session` does it for readers and for DataFrames that libraries make. An error
-of ours that a task raised reaches the driver as PySpark's; `own_errors` raises one that is both.
+PySpark's methods construct PySpark's classes by name. The decorator wraps each method, and passes its result
+to the class's ``_delegated``, which returns an object of ours instead of PySpark's. `shuffle_session` does
+the same for readers, and for DataFrames that libraries make. `own_errors` turns a task's error, which arrives
+as PySpark's, into one that is of both classes.
 
 A method that is called as a function, such as ``DataFrame.union(frame, other)``, reaches PySpark's own
 classes. `dispatch_to` leads such calls to ours.

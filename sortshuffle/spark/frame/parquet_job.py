@@ -5,10 +5,11 @@ keeps exactly one attempt's row per partition, so the rows that arrive at the dr
 files of the manifest are moved to another directory, and then one rename makes that directory the target.
 Appending moves the files one by one, and removes them all again if one cannot be moved.
 
+Files of attempts that lost stay in the staging directory, so they never reach the target. The directory is
+renamed and removed after the commit: an attempt that is still being cancelled then finds no path to write to.
+
 Readers find what they find in Spark's files: types, columns without nulls, and Spark's schema as metadata,
 with comments and types such as varchar. Settings and types that Python does not follow are refused.
-
-By then the paths of attempts that lost, or are still being cancelled, no longer exist.
 
 Every worker must see the paths as local ones (one machine, or a shared mount).
 """

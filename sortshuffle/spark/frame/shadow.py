@@ -12,19 +12,18 @@ With a JVM (`classic_shadow`):
     what an operator of Python's side returns   the same call on the shadows of its frames
     of Spark's side                             its plan, with its rows
 
-Spark also finds columns that a selection dropped: ``f.select("id").filter(f.k > 1)``. It does so by changing
-the plan below, which rows from Python do not have. Such a call is made on the shadow, and then the rows are
-put into its plan (`with_rows`). They belong where the calls on shadows begin, at the *bases*: the results of
-functions, of operators whose rows Spark would not make, or not the same, and what is in Spark's cache.
+Spark also finds columns that a selection dropped: ``f.select("id").filter(f.k > 1)``. It changes the plan
+below the selection, and rows from Python have no such plan. So Spark analyses the call on the shadow, and
+`with_rows` then puts the rows into the plan of the result. It puts them in at the *bases*. A base is the
+result of a function, of an operator whose rows Spark would make differently or not at all, or rows in Spark's
+cache.
 
-Hidden columns that pass a base make its rows anew, in Spark, of the rows of bases below. After ``limit`` or
-``dropDuplicates`` these may be others; plain Spark does not promise the same rows for two plans either. But
-Spark's sample is the same in both, so ours must be: hidden columns do not pass it. Neither do they pass what
-only Python can make.
+A hidden column below a base is reached by making the base's rows again, in Spark, of the rows of the bases
+below. After ``limit`` or ``dropDuplicates`` Spark may choose other rows, as it may for any two plans. Hidden
+columns never pass a sample, whose rows must stay the same, or what only Python can make.
 
-Over Spark Connect (`connect_shadow`) nothing is analysed before a request. So a shadow there has rows: a
-base's shadow is the plan of its own stage, and what Spark must do after it, it does with all calls since the
-base, also a sample.
+Over Spark Connect (`connect_shadow`) nothing is analysed before a request. There a base's shadow is the plan
+of its stage, with its rows. Spark repeats all calls since the base, samples included.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from sortshuffle.spark.frame.delegation import own_errors
 from sortshuffle.spark.frame.frame_writer import FrameWriter
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
 from sortshuffle.spark.frame.sides import (
+    attempt,
     columns_in,
     copied,
     python_exchange,
@@ -46,7 +47,6 @@ from sortshuffle.spark.operators.expressions import (
     name_of,
     node_of,
     positions_to_drop,
-    quote,
     resolve,
     sort_key,
 )
@@ -445,9 +445,15 @@ class ShuffleFrame(TwoSidedFrame):
             or not all(isinstance(name, str) for name in cols)
         ):
             return self._by_spark("toDF", *cols)
-        return self.select(
-            *(sf.col(quote(old)).alias(new) for old, new in zip(self.columns, cols, strict=True))
+        renamed: DataFrame = attempt(
+            self,
+            "toDF",
+            # by position, because names may differ only in case
+            lambda frame: frame._apply(select_columns, tuple(range(len(cols))), cols),
+            lambda: self._by_spark("toDF", *cols),
+            self._shadow_of("toDF", cols, {}),
         )
+        return renamed
 
     def count(self) -> int:
         """Return the number of rows, counted in Python, without JVM rows, unless the frame is persisted."""

@@ -1,7 +1,7 @@
 """The declared result of a function: its schema, and the checks and conversions of returned batches.
 
-An error tells the function's name, then says in PySpark's words what is wrong (`Declared.refusal`), so that
-programs that look for these words in the error of a job find them. They end the line, as in PySpark.
+An error names the function, then repeats PySpark's message for the same mistake up to the end of the line
+(`Declared.refusal`). So programs that search a job's error for PySpark's text find it.
 """
 
 from __future__ import annotations

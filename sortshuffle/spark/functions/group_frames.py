@@ -16,17 +16,20 @@ What a function receives and may return must not depend on this batching:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as at
 from pyspark.sql import types as st
 
 from sortshuffle.compute.groups.groups import GroupRun
 from sortshuffle.errors import SchemaMismatchError
+from sortshuffle.options import MIB
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared
@@ -36,8 +39,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Rows of returned frames to convert together: from some hundred rows on, the conversion costs less than 1 us
-# per row. A frame of more than a quarter of this number is converted separately.
+# per row. Their bytes are limited too, objects included, because few rows may be large. A frame of more than
+# a quarter of either number is converted separately.
 COLLECTED_ROWS = 4096
+COLLECTED_BYTES = MIB
 SMALL_SHARE = 4
 
 # Types whose Python objects are immutable
@@ -93,11 +98,14 @@ class FrameCollector:
         self._names: tuple[Any, ...] = ()
         self._parts: list[list[Any]] = []
         self._rows = 0
+        self._size = 0  # bytes
 
     def add(self, frame: Any) -> Batches:
         """Collect ``frame``, and yield the batches that are complete. Raises `SchemaMismatchError`."""
         columns = self._columns(frame)
-        if columns is None:
+        size = 0 if columns is None else sum(map(_size_of, columns))
+        if columns is None or size > COLLECTED_BYTES // SMALL_SHARE:
+            del columns  # or the values would be held twice
             yield from self.flush()
             yield from from_group_frame(frame, self._declared, self._conf)
             return
@@ -107,13 +115,14 @@ class FrameCollector:
         self._names = names
         self._parts.append(columns)
         self._rows += len(frame)
-        if self._rows >= COLLECTED_ROWS:
+        self._size += size
+        if self._rows >= COLLECTED_ROWS or self._size >= COLLECTED_BYTES:
             yield from self.flush()
 
     def flush(self) -> Batches:
         """Convert all collected frames to batches."""
         parts = self._parts
-        self._parts, self._rows = [], 0
+        self._parts, self._rows, self._size = [], 0, 0
         if not parts:
             return
         batches: list[pa.RecordBatch] | None = None
@@ -162,3 +171,8 @@ class FrameCollector:
         if names != self._names:
             return False
         return all(mine.dtype == its.dtype for mine, its in zip(self._parts[-1], columns, strict=True))
+
+
+def _size_of(column: npt.NDArray[Any]) -> int:
+    """Return the bytes of a column, with those of its objects."""
+    return sum(map(sys.getsizeof, column.tolist())) if column.dtype.hasobject else column.nbytes

@@ -21,6 +21,7 @@ from pyspark.sql import types as st
 from pyspark.sql.types import DataType, DecimalType, StructType
 
 from sortshuffle.compute.aggregate.choices import Collect, Extreme, First
+from sortshuffle.compute.aggregate.columns import has_floats
 from sortshuffle.compute.aggregate.functions import (
     AverageDecimal,
     AverageDouble,
@@ -52,6 +53,7 @@ _MOST_DIGITS = 38
 _SUM_DIGITS = 10  # digits that Spark adds for the sum of decimals, up to `_MOST_DIGITS`
 # Spark's optimizer computes an average in doubles if the result has at most this many digits
 _SHORT_AVERAGE = 15
+_NORMALISED_SETS = (4, 2)  # the first Spark whose sets hold one NaN and one zero (SPARK-57298)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Expression:
 
     def column(self) -> Column:
         """Return the expression as a Column for the twin."""
-        plain = sf.expr(self.text)
+        # some functions have names that spark.sql.ansi.enforceReservedKeywords reserves
+        plain = sf.expr(f"`{self.function}`{self.text.removeprefix(self.function)}")
         return plain if self.alias is None else plain.alias(self.alias)
 
 
@@ -189,14 +192,16 @@ def position_expression(function: str, position: int, schema: StructType) -> Exp
 @dataclass(frozen=True, slots=True)
 class AggregateRequest:
     """An expression with the types that choose its function. ``kinds``: Spark's types of the arguments.
-    ``wires``, ``result``: Arrow's types. ``is_set``: whether a setting of the session is true; asked only if
-    it matters, because reading one takes a call of the JVM."""
+    ``wires``, ``result``: Arrow's types. ``is_set``: whether a setting of the session is true. ``version``:
+    the first two numbers of the version of its Spark. Both are asked only if they matter, because each takes
+    a call of the JVM."""
 
     expression: Expression
     kinds: tuple[DataType, ...]
     wires: tuple[pa.DataType, ...]
     result: pa.DataType
     is_set: Callable[[str], bool]
+    version: Callable[[], tuple[int, int]]
 
     @property
     def ansi(self) -> bool:
@@ -303,6 +308,12 @@ def _collect(request: AggregateRequest) -> Function:
     return Collect(request.result)
 
 
+def _collect_set(request: AggregateRequest) -> Function:
+    if any(map(has_floats, request.wires)) and request.version() < _NORMALISED_SETS:
+        raise request.refusal("before Spark 4.2 such a set may hold NaN or zero several times")
+    return _collect(request)
+
+
 _DEVIATION, _VARIANCE = _variance(sample=True, root=True), _variance(sample=True, root=False)
 _LEAST, _GREATEST = _extreme(greatest=False), _extreme(greatest=True)
 
@@ -333,7 +344,7 @@ _FUNCTIONS: dict[str, Builder] = {
     "last_value": _first(last=True),
     "collect_list": _collect,
     "array_agg": _collect,
-    "collect_set": _collect,
+    "collect_set": _collect_set,
 }
 _WITH_IGNORE_NULLS = {"first", "first_value", "any_value", "last", "last_value"}
 _IGNORING_DUPLICATES = {"min", "max", "bool_and", "every", "bool_or", "any", "some"}

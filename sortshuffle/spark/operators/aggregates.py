@@ -84,11 +84,17 @@ def distinct(rows: Rows, twin: DataFrame) -> Rows:
 
 def drop_duplicates(rows: Rows, subset: Sequence[str] | None, twin: DataFrame) -> Rows:
     """Return ``dropDuplicates(subset)``."""
-    twin.dropDuplicates(subset)  # raises Spark's errors
+    twin.dropDuplicates(subset)  # raises Spark's errors; over Spark Connect only those of the types
     if subset is None:
         return _deduplicated(rows, tuple(range(len(rows.columns))), "dropDuplicates()")
-    keys = [at for name in subset for at in _named(rows, name)]
-    return _deduplicated(rows, tuple(dict.fromkeys(keys)), f"dropDuplicates({', '.join(subset)})")
+    label = f"dropDuplicates({', '.join(subset)})"
+    keys: list[int] = []
+    for name in subset:
+        found = _named(rows, name)
+        if not found:
+            raise ColumnError(f"{label}: there is no column {name!r} among {', '.join(rows.columns)}")
+        keys += found
+    return _deduplicated(rows, tuple(dict.fromkeys(keys)), label)
 
 
 def _named(rows: Rows, name: str) -> list[int]:
@@ -148,11 +154,12 @@ def _calls(rows: Rows, expressions: Sequence[Expression], schema: StructType) ->
     context, fields, wire = rows.context, rows.schema.fields, rows.chain.wire
     results = context.wire(schema).types[len(schema) - len(expressions) :]
     is_set = functools.cache(functools.partial(_is_set, context))
+    version = functools.cache(functools.partial(_version, context))
     calls = []
     for expression, result in zip(expressions, results, strict=True):
         kinds = tuple(fields[column].dataType for column in expression.columns)
         wires = tuple(wire.field(column).type for column in expression.columns)
-        request = AggregateRequest(expression, kinds, wires, result, is_set)
+        request = AggregateRequest(expression, kinds, wires, result, is_set, version)
         function, is_distinct = call_of(request, rows.schema, wire)
         calls.append(AggregateCall(function, expression.columns, is_distinct))
     return tuple(calls)
@@ -160,6 +167,12 @@ def _calls(rows: Rows, expressions: Sequence[Expression], schema: StructType) ->
 
 def _is_set(context: FrameContext, name: str) -> bool:
     return str(context.spark.conf.get(name)).lower() == "true"
+
+
+def _version(context: FrameContext) -> tuple[int, int]:
+    """Return the first two numbers of the version of the session's Spark."""
+    major, minor = str(context.spark.version).split(".")[:2]
+    return int(major), int(minor)
 
 
 def _comes_in_groups(layout: Layout, keys: tuple[int, ...]) -> bool:

@@ -4,9 +4,8 @@ The files, the schema and the partition values are those of Spark's plan: this m
 So the rows are Spark's, including the files that Spark listed when it made the DataFrame. Where they might
 not be, Spark has to scan, and `NoScan` says why (`operators.scan_reasons`).
 
-What neither the plan shows nor the footers that are read (`scan_reasons.MOST_FOOTERS`): a worker that comes
-to a file which it cannot read as Spark would (another type, or dates of the old calendar) raises an error, as
-in any scan.
+Only `scan_reasons.MOST_FOOTERS` footers are read on the driver. A worker may still come to a file that it
+cannot read as Spark would (another type, dates of the old calendar). Then it raises an error, as in any scan.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from sortshuffle.spark.steps.row_steps import Arrange, Limit, Sample
 from sortshuffle.spark.worker.stages import ToSpark
 
 MOST_ROWS = 2**31 - 1  # Spark's limit is an int
+_ROUNDING = 1e-6  # what Spark lets the fraction of a sample be below 0 or above 1 (`RandomSampler`)
 
 
 # ---- limit ------------------------------------------------------------------------------------------------
@@ -79,12 +81,15 @@ def sample(
     """Sample rows. PySpark accepts ``(fraction, seed)``, ``(withReplacement, fraction, seed)``, and names.
     ``twin``: a DataFrame of the same columns, on which Spark analyses the call.
 
-    Raises PySpark's errors for arguments that it does not accept.
+    Raises PySpark's errors for arguments that it does not accept. Raises `UsageError` for a fraction that
+    Spark does not accept, if the twin is one of Spark Connect, which only analyses plans that are run.
     """
     twin.sample(with_replacement, fraction, seed)
     if isinstance(with_replacement, float):
         with_replacement, fraction, seed = None, with_replacement, seed if fraction is None else int(fraction)
     assert fraction is not None  # PySpark would have raised
+    if not -_ROUNDING <= fraction <= (math.inf if with_replacement else 1 + _ROUNDING):
+        raise UsageError(f"sample() takes a fraction from 0 to 1, or more with replacement, not {fraction}")
     drawn = random.getrandbits(63) if seed is None else int(seed)
     step = Sample(bool(with_replacement), float(fraction), drawn)
     return Rows(rows.chain.then(step, rows.schema), rows.layout)

@@ -96,7 +96,7 @@ def why_not_session(spark: SparkSession) -> str:
 
 
 def why_not_relation(relation: FileRelation, columns: PlannedColumns) -> str:
-    """What else than local Parquet files, listed when the plan was analysed, a plan takes its rows from."""
+    """Return why the relation is not just local Parquet files that Spark listed when it analysed the plan."""
     if relation.format != _FORMAT:
         return f"its files are not read as Parquet, but by {relation.format}"
     if relation.index != _INDEX:

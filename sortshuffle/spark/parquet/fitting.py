@@ -12,10 +12,10 @@ The old calendar: Spark before 3.0 wrote dates before 1582-10-15, and timestamps
 calendar. Footers say whether that is so. If a footer does, or if it says nothing and the mode is not
 CORRECTED, such values are refused. All others are the same in both calendars.
 
-INT96: before `INT96_MENDED`, pyarrow wrote times before 1970 with a negative time of the day, except midnight
-(Apache Arrow's issue 48246). Spark reads them as they were meant, and pyarrow as times 584 years later. So
-values in its files that may be such are refused: those from 2184 to 2554, and those before 1970 that are not
-midnight. Times from 1386 to 1599 are not told from those from 1970 to 2183.
+INT96: pyarrow before `INT96_MENDED` wrote times before 1970, except midnights, with a negative time of the
+day (Apache Arrow's issue 48246). Spark reads these correctly, and pyarrow reads them 584 years too late. In
+files of such a pyarrow two kinds of values are refused: those from 2184 to 2554, and those before 1970 that
+are not midnight. Limit: a time from 1386 to 1599 looks like one from 1970 to 2183, and is not detected.
 """
 
 from __future__ import annotations

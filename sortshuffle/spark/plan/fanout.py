@@ -11,9 +11,9 @@ Ownership: an exchange holds its fan-out. The fan-out refers to its exchanges we
 frames are all gone is not written. Lock order: a fan-out's lock is held while its stage is planned, which
 takes the locks of the fan-outs that the stage reads: always from consumer to producer, never in a circle.
 
-An exchange may await others: a broadcast exchange needs the number of partitions of the frame that it is
-for. It is not built together with exchanges that are needed earlier, because what it awaits may be made from
-those.
+A broadcast exchange needs the number of partitions of the frame that it is for: it *awaits* that frame's
+exchanges, until their numbers are known. While it waits, it is not built in one pass with an exchange that is
+needed earlier: that would be a circle if the frame is made from that exchange.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Rows that are in Spark's cache, and the chains that can read them there.
 
-`DataFrame.cache` serves every plan that contains the cached one, also of frames that were made before. So a
-chain that begins with the rows of a kept one reads them from the cache. It has the identical origin and step
-objects: a function that is called twice may return other rows.
+`DataFrame.cache` serves every plan that contains the cached one, also plans of frames made before the call.
+So `keep` notes which chain is cached. A chain that begins with the same origin and the same steps then reads
+the rows of these from the cache. "The same" means identical objects: a function that is called twice may
+return other rows.
 
-Spark keeps the partitions, which later steps may rely on. Where it might not, nothing is noted here: over
-Spark Connect, where a plan may be read in fewer partitions, and if skewed partitions are divided. Unions and
-coalesced partitions of the kept rows read them in Python, and so do Parquet scans with other columns or
-filters, and the first rows of a sort. Tables and views that are cached by name are not known here.
+Nothing is noted over Spark Connect or with a skew factor: the cached rows might then have other partitions
+than later steps rely on. These never read the cache: unions and coalesced partitions of the cached rows,
+Parquet scans with other columns or filters, and the first rows of a sort. Tables and views that are cached by
+name are not known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `ShuffleRDD` door: PySpark jobs on Python objects, whose shuffles run on sortshuffle.
+"""The entry point `ShuffleRDD`: PySpark jobs on Python objects, whose shuffles run on sortshuffle.
 
 rdd                              the methods that users call
 plan, planner, explain           chains and exchanges; their RDDs in Spark; the text of `explain()`

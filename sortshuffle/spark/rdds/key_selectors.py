@@ -9,7 +9,7 @@ pairs in PySpark. Here the variable is checked once for each batch. Then plain k
 ``PortableHashSelector``   ``partitionBy(n)``, and all that groups by key
 ``FunctionKeySelector``    ``partitionBy(n, function)``
 ``RangeKeySelector``       ``sortByKey``, ``sortBy`` (`ranges`)
-``RoundRobinKeySelector``           ``repartition(n)``: any records, round robin
+``RoundRobinKeySelector``  ``repartition(n)``: any records, round robin
 =========================  =========================================================
 
 All are `writing.record_writer.KeySelector`s: picklable and, but for the last, without state.

@@ -1,23 +1,28 @@
 """Merging after a shuffle: all values of a key are aggregated or grouped, in bounded memory.
 
-    chunks -> table --full--> values of long groups: to a file
-                              if that frees too little, all other keys: to 32 buckets of another file, by hash
-                              if long groups hold an 8th of the memory even so, all their values: to the file
+    chunks -> table --full--> three measures
               --all chunks read, no buckets--> results
               --all chunks read, buckets-----> each bucket in the same way, one level deeper
+
+Terms: a group is *long* if it takes a 16th of the memory. A *bucket* holds the keys with the same five bits
+of their hash. When the table is full, three measures follow, each only if those before freed too little:
+
+1. values of long groups go to a file;
+2. all other keys go to 32 buckets of another file;
+3. if long groups still hold an 8th of the memory, all their values go to their file.
 
 All aggregations and groups use it. `cogroup` and joins have several inputs: a bucket of one input is merged
 together with the same bucket of the others. So the caller sees each key once, with its results from each
 input (`tables`).
 
-Each level of buckets uses five bits of a hash. So data that do not fit at one level are 32 times smaller at
-the next. At the deepest level only values of long groups are spilled: the remaining keys share one hash, or
-are so few that the memory is too small in any case. So one combiner, or one key's share of a table, must fit;
-groups need not.
+Each level of buckets uses five other bits of the hash. So data that do not fit at one level are 32 times
+smaller at the next. At the deepest level only values of long groups are spilled: the remaining keys share one
+hash, or are so few that the memory is too small in any case. So one combiner, or one key's share of a table,
+must fit; groups need not.
 
-A group is long if it takes a 16th of the memory. It stays in its table when the others go to buckets, since
-otherwise its values would be read and written again at each level. After all chunks it goes to the bucket of
-its key, without values in memory, and is merged with those that were spilled before it became long.
+A long group stays in its table when the others go to buckets, since otherwise its values would be read and
+written again at each level. After all chunks it goes to the bucket of its key, without values in memory, and
+is merged with those that were spilled before it became long.
 """
 
 from __future__ import annotations
@@ -255,6 +260,7 @@ def _hash(key: Any) -> int | None:
 
 
 def _is_plain_tuple(kind: type) -> bool:
-    """Return whether this is a type of tuples without a hash, and so without an equality, of its own."""
+    """Return whether this is a type of tuples that are equal if their parts are."""
+    equality: Any = kind.__eq__
     own: Any = kind.__hash__
-    return own is tuple.__hash__
+    return equality is tuple.__eq__ or own is tuple.__hash__

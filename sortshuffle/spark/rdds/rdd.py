@@ -1,4 +1,4 @@
-"""`ShuffleRDD`: the door for Python objects, with the method names of PySpark's RDD.
+"""`ShuffleRDD`: the entry point for Python objects, with the method names of PySpark's RDD.
 
     rdd(sc.parallelize(pairs)).partitionBy(64).mapPartitions(score).toRDD()
 

@@ -22,7 +22,7 @@ from sortshuffle.errors import CorruptDataError, Place
 from sortshuffle.format.buffer import SealedBuffer, seal
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import Index, Writer
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.options import KIB
@@ -30,7 +30,7 @@ from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.reader import PartitionedFileReader, open_unlinked
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
@@ -87,13 +87,8 @@ class RecordSpillFile:
     def finish(self) -> list[list[SpilledPart]]:
         """Complete the file. Return the parts of each subpartition, region by region."""
         with self._metrics.step("spill"):
-            file_id = self._writer.header.file_id
-            file = self._writer.finish(Writer())
-            try:
-                index = read_index(file, file_id)
-                self._reader.open(file, file_id, self._writer.key)
-            finally:
-                file.delete()
+            writer = self._writer
+            index = self._reader.open(writer.finish(Writer()), writer.header.file_id, writer.key)
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
         for part in self._parts:
             part.extent = extent_of(index.entries[part.region][0], part.region, 0)
@@ -151,8 +146,10 @@ class _Reader:
         self._metrics = metrics
         self._file: PartitionedFileReader | None = None
 
-    def open(self, file: PartitionedFile, file_id: bytes, key: EncryptionKey | None) -> None:
-        self._file = PartitionedFileReader(file, file_id, "this task's own spill", key=key)
+    def open(self, file: PartitionedFile, file_id: bytes, key: EncryptionKey | None) -> Index:
+        """Open the finished file, delete its names, and return its index."""
+        index, self._file = open_unlinked(file, file_id, "this task's own spill", key)
+        return index
 
     def packed(self, extent: Extent) -> Iterator[memoryview]:
         assert self._file is not None

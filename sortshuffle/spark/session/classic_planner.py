@@ -1,14 +1,14 @@
 """The `Planner` of classic sessions, which reaches into Spark's planner by Py4J.
 
-A frame's plans become RDDs in a clone of the user's session (tried on Spark 4.1 to 4.3). It differs from the
-session in two settings:
+A frame's plans become RDDs in a clone of the user's session (tried on Spark 4.1 to 4.3). Its settings differ:
 
 * Adaptive execution is off. With it, planning would run the map stage at once, and frames would not be lazy.
-* ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false for the shuffle of control
-  rows. A re-run map task may return other control bytes (another attempt, another path), and if it were true,
-  Spark would then refuse to go on once reduce tasks have finished. Shuffles of the user's own plan need it:
-  by it Spark notices that a map task which runs again has placed rows elsewhere. So a plan with such shuffles
-  becomes an RDD first, by the user's value, and its control rows are shuffled then.
+* For the shuffle of control rows, Spark rolls nothing back because of other bytes (`NO_ROLLBACK`). A re-run
+  map task may return other control bytes (another attempt, another path), and Spark would then refuse to go
+  on once reduce tasks have finished. Shuffles of the user's own plan need the check: by it Spark notices that
+  a map task which runs again has placed rows elsewhere. So a plan with such shuffles becomes an RDD first, by
+  the user's settings, and its control rows are shuffled then.
+* For the same shuffle, plans are printed whole: `_exchanges` counts the shuffles in the text.
 
 The clone must be the *active* session while the plan becomes an RDD, because the shuffle reads its settings
 then. The RDD becomes a scan in the user's session. All frames made from it share its map outputs.
@@ -43,12 +43,12 @@ from sortshuffle.spark.session.requirements import NO_ROLLBACK
 _LAZY = {"spark.sql.adaptive.enabled": "false"}
 _LAZY_CONTROL = {
     **_LAZY,
-    NO_ROLLBACK: "false",
-    "spark.sql.shuffle.orderIndependentChecksum.enableQueryLevelRollbackOnMismatch": "false",
+    **NO_ROLLBACK,
     "spark.sql.maxPlanStringLength": str(2**30),  # for `_exchanges`
 }
-# nodes of Spark's physical plans that shuffle, or whose text has a plan with such
-_SHUFFLING = re.compile(r"Exchange |TakeOrderedAndProject|UnionLoop")
+# Nodes of physical plans that shuffle. The plan of a UnionLoop is only made when it runs. As text, not
+# by walking: a plan has tens of nodes, and each call of the JVM takes some 0.3 ms
+_SHUFFLES = re.compile(r"Exchange |TakeOrderedAndProject|CollectLimit|CollectTail|UnionLoop")
 
 
 class ClassicPlanner:
@@ -218,7 +218,7 @@ def _control_rdd(rows: DataFrame, count: int) -> tuple[DataFrame, Any]:
 
 def _exchanges(execution: Any) -> int:
     """Return the number of shuffles in a physical plan, or more. One call of the JVM gets its text."""
-    return len(_SHUFFLING.findall(str(execution.executedPlan().toString())))
+    return len(_SHUFFLES.findall(str(execution.executedPlan().toString())))
 
 
 @contextmanager

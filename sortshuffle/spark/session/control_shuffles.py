@@ -15,11 +15,10 @@ Rules
   user, a cache, an iterator. Such a shuffle must be left to Spark: `ControlShuffle.leave_to_spark`. Code that
   runs an action holds the action's frame until the end. `ShuffleRDD`s, and frames of Spark Connect, have no
   `ControlShuffle`.
-* A shuffle is removed only if it has been unused for a while (`UNUSED_FOR`), and no job reads it at that
-  moment. An interrupted action leaves its job behind for a moment. And the janitor must have seen that Spark
-  knew the shuffle's map tasks: it cannot tell those that Spark has dropped from those that Spark does not
-  know yet. So nothing is removed while the janitors start (`JANITORS_START`). If one starts later than that,
-  its first map outputs wait for the grace time.
+* A shuffle is removed only if it has been unused for `UNUSED_FOR`, no job reads it at that moment, and the
+  janitors have had time to start (`JANITORS_START`). An interrupted action leaves its job behind for a
+  moment. A janitor that has never seen Spark's file of an attempt takes the attempt for a new one, and keeps
+  its map outputs for the grace time.
 * If a shuffle is removed while Spark reads it, Spark runs its map stage again, or the job fails. No row is
   lost or wrong.
 * A finalizer only appends to a deque, because it may run at any moment in any thread.

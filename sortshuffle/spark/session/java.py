@@ -1,4 +1,4 @@
-"""Short ways to the driver's JVM through Py4J. Who makes many calls of the JVM for each frame goes by these.
+"""Short ways to the driver's JVM through Py4J, for code that calls the JVM for every frame.
 
 Py4J finds ``jvm.org.apache.spark.Name`` by one call for each part of the name, and each looks for a class of
 that name in all jars. Given the whole name at once, it makes one call.

@@ -25,8 +25,13 @@ from sortshuffle.version import __version__
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
-NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
-"""Whether Spark gives up if a map task that runs again returns other bytes, as tasks with control rows do."""
+ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
+"""Whether Spark rolls stages back if a map task that runs again returns other bytes, as tasks with control
+rows do. It ends the job if it cannot."""
+QUERY_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableQueryLevelRollbackOnMismatch"
+"""The same for all stages of a query. Spark 4.1 does not know it."""
+NO_ROLLBACK = {ROLLBACK: "false", QUERY_ROLLBACK: "false"}
+"""What shuffles of control rows need."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -63,9 +68,9 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect it only matters to a local server
     if "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ:
-        return builder.config(NO_ROLLBACK, "false")
+        return builder.config(map=NO_ROLLBACK)
     if begins_connect_server(builder._options):
-        builder.config(NO_ROLLBACK, "false")
+        builder.config(map=NO_ROLLBACK)
     turn_on(builder)
     environment = f"spark.executorEnv.{ALLOCATOR_VARIABLE}"
     return builder.config(UNIX_SOCKETS, "true").config(environment, ALLOCATOR_DELAY)
@@ -150,14 +155,15 @@ def application_of(spark: SparkSession) -> str:
 def check_no_rollback(spark: SparkSession) -> None:
     """Raise `UsageError` unless map tasks of this session may return other control rows when they run again.
     In a classic session the planner ensures this."""
-    value = str(spark.conf.get(NO_ROLLBACK)).lower()
-    if value != "false":
-        raise UsageError(
-            f"over Spark Connect a shuffle needs the setting {NO_ROLLBACK} to be false, and it is {value}:"
-            " map tasks that run again, after an executor was lost, return other control rows, and Spark"
-            f' would end the job. Set it with spark.conf.set("{NO_ROLLBACK}", "false"), or make the session'
-            " with sortshuffle.configure(SparkSession.builder.remote(...))"
-        )
+    for key in NO_ROLLBACK:
+        value = str(spark.conf.get(key, "false")).lower()
+        if value != "false":
+            raise UsageError(
+                f"over Spark Connect a shuffle needs the setting {key} to be false, and it is {value}: map"
+                " tasks that run again, after an executor was lost, return other control rows, and Spark"
+                f' would end the job. Set it with spark.conf.set("{key}", "false"), or make the session'
+                " with sortshuffle.configure(SparkSession.builder.remote(...))"
+            )
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:

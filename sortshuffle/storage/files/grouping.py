@@ -1,4 +1,4 @@
-"""`in_groups`: neighbours that are read together, up to a number of bytes."""
+"""`in_groups`: neighbours that are read together, up to a size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Item = TypeVar("Item")
 
 
 def in_groups(sized: Iterable[tuple[Item, int]], most: int) -> Iterator[list[Item]]:
-    """Divide items, in their order, into groups of at most ``most`` bytes, or of one larger item. ``sized``:
-    the items, each with its bytes."""
+    """Divide items, in their order, into groups of at most ``most``, or of one larger item. ``sized``: the
+    items, each with its size, in bytes or what the caller counts."""
     group: list[Item] = []
     total = 0
     for item, size in sized:

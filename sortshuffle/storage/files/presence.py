@@ -27,14 +27,15 @@ def is_gone(path: str) -> bool:
 def is_locked(path: str) -> bool:
     """Return whether another process holds a lock on this file, as its writer does."""
     try:
-        descriptor = calls.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # without O_NONBLOCK, a pipe of that name would wait for somebody to open its other end
+        descriptor = calls.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:
         return True
     try:
         calls.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # another process has the lock, or the file system gives no answer
         return True
     finally:
         close_after_reading(descriptor)

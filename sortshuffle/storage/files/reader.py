@@ -15,6 +15,7 @@ The caller closes the reader. The pyarrow buffers own the memory that is handed 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import NoReturn
 
 import pyarrow as pa
@@ -151,6 +152,19 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None, mounted: boo
         what = f"the index file cannot be opened: {error.strerror}"
         raise MissingDataError(Place(file.index_path), what) from error
     return verified_index(data, file.index_path, file_id)
+
+
+def open_unlinked(
+    file: PartitionedFile, file_id: bytes, task: str, key: EncryptionKey | None
+) -> tuple[Index, PartitionedFileReader]:
+    """Open a file that only this process reads, and delete its names. The system frees it with the reader's
+    descriptor, however the process ends. If a name cannot be deleted, the janitor removes it later. ``task``:
+    the writer, for errors. Raises as `PartitionedFileReader`."""
+    try:
+        return read_index(file, file_id), PartitionedFileReader(file, file_id, task, key=key)
+    finally:
+        with suppress(OSError):
+            file.delete()
 
 
 def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:

@@ -7,10 +7,10 @@ than the copy into a page that is there already: docs/decisions/storage.md has t
                                                                                --trim (janitor)--> deleted
 
 Rules
-* A file becomes a spare only if no process has it open and it has one name: a reader that still has it open,
-  or a hard link, would show the new bytes as the old ones. The kernel answers that (a write lease), after the
-  file has lost its old name. A reader that was about to open it then finds that the name is gone
-  (`storage.files.reader`).
+* A file becomes a spare only if nobody can still read it under its old identity. First it loses its old name,
+  so a reader that opens it later finds the name gone (`storage.files.reader`). Then it must have no other
+  hard link, and the kernel must grant a write lease, which it does only if no other process has the file
+  open.
 * A writer takes one if its first append after the header is large. It locks the spare, looks whether the file
   still has the spare's name, writes its header to it, and then puts it in the place of its own ``.partial``.
   Of two writers, one gets it.

@@ -38,6 +38,7 @@ from sortshuffle.format.index import (
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
+from sortshuffle.storage.files.urls import is_url
 from sortshuffle.storage.inspection.finding import PairNames
 from sortshuffle.storage.inspection.open_files import is_being_written, open_file
 
@@ -75,7 +76,9 @@ class PairState(Enum):
 
     COMPLETE = "complete"
     BEING_WRITTEN = "being written"
+    MAY_BE_WRITTEN = "unfinished, or being written"
     UNFINISHED = "unfinished"
+    NOT_ALL_CHECKED = "not all could be checked"
     DAMAGED = "damaged"
 
 
@@ -189,8 +192,8 @@ class Inspection:
     ``base``: its path without suffixes. ``data``, ``index``: None if missing. ``header``: of either file.
     ``table``: None if no index is valid. ``writer``, ``schema`` (an Arrow IPC message): from the tail of an
     index, so missing until it is finished. ``unfinished``: a name ends in ``.partial``; ``being_written``: in
-    addition a process holds its lock. ``is_known_version``: if False, nothing else is known. ``is_pair``: the
-    two headers agree, as far as both exist.
+    addition a process holds its lock; ``may_be_written``: no lock would show it. ``is_known_version``: if
+    False, nothing else is known. ``is_pair``: the two headers agree, as far as both exist.
     """
 
     base: str
@@ -202,6 +205,7 @@ class Inspection:
     schema: bytes
     unfinished: bool
     being_written: bool
+    may_be_written: bool
     is_known_version: bool
     is_pair: bool
     faults: tuple[FileFault, ...]
@@ -210,31 +214,42 @@ class Inspection:
         """Return the state of the pair, given also the faults that `check_data` found."""
         if self.faults or more_faults:
             return PairState.DAMAGED
+        if self.being_written:
+            return PairState.BEING_WRITTEN
+        if self.may_be_written:
+            return PairState.MAY_BE_WRITTEN
         if self.unfinished:
-            return PairState.BEING_WRITTEN if self.being_written else PairState.UNFINISHED
+            return PairState.UNFINISHED
         return PairState.COMPLETE
 
 
 # ---- reading the index and the headers -----------------------------------------------------------------
 
 
-def inspect(path: str) -> Inspection:
+def inspect(path: str, keeps_locks: bool = True) -> Inspection:
     """Return all that is known of the pair that a data or index file belongs to, except for the data itself.
+
+    ``keeps_locks``: writers in its directory lock their files, so that a partial file without a lock belongs
+    to a dead task. They do not in a directory that other hosts have mounted. A store has no locks.
 
     Raises `UsageError` if the path is not a file, or not one of ours.
     """
+    keeps_locks = keeps_locks and not is_url(path)
     names = PairNames.of(path)
-    found = _Inspector(names).inspect()
+    found = _Inspector(names, keeps_locks).inspect()
     names_now = names.now()
     # a task that finished meanwhile has renamed its files
-    return found if names_now == names else _Inspector(names_now).inspect()
+    return found if names_now == names else _Inspector(names_now, keeps_locks).inspect()
 
 
 class _Inspector:
-    def __init__(self, names: PairNames) -> None:
+    def __init__(self, names: PairNames, keeps_locks: bool) -> None:
         self._names = names
-        # while a writer creates a pair, the index is missing for a moment, and the data file is empty
         self._is_written = names.unfinished and names.data is not None and is_being_written(names.data)
+        is_unlocked = names.unfinished and names.data is not None and not self._is_written
+        self._may_be_written = is_unlocked and not keeps_locks
+        # while a writer creates a pair, the index is missing for a moment, and the data file is empty
+        self._may_be_new = self._is_written or self._may_be_written
         self._faults: list[FileFault] = []
         self._table: RegionTable | None = None
         self._writer: Writer | None = None
@@ -245,7 +260,7 @@ class _Inspector:
 
     def inspect(self) -> Inspection:
         names = self._names
-        if names.missing is not None and not self._is_written:
+        if names.missing is not None and not self._may_be_new:
             kind, path = names.missing
             self._fault(path, f"the {kind} file is missing")
         index, content = self._index_file()
@@ -266,6 +281,7 @@ class _Inspector:
             self._schema,
             names.unfinished,
             self._is_written,
+            self._may_be_written,
             # if one header is sound, an unknown version in the other is damage
             self._is_known_version or header is not None,
             self._is_pair,
@@ -301,7 +317,7 @@ class _Inspector:
         if not content:
             # an index stays empty until its first region ends: a task killed earlier leaves it so
             is_begun = magic == INDEX_MAGIC and path.endswith(PARTIAL_SUFFIX)
-            if not self._is_written and not is_begun:
+            if not self._may_be_new and not is_begun:
                 self._fault(path, "the file is empty")
             return None
         try:

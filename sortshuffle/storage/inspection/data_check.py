@@ -44,13 +44,16 @@ from sortshuffle.storage.inspection.open_files import OpenFile, is_file, open_fi
 
 PART_BYTES = 8 * MIB
 _SIZE_FIELD = slice(4, 8)  # in a buffer header
+# of a counter, which may need a temporary file or memory for a large record: not of the data file
+_HOSTS_ERRORS = (OSError, MemoryError)
 
 
 # ---- counting records ----------------------------------------------------------------------------------
 
 
 class ExtentCounter(Protocol):
-    """Counts the records of one extent, given its verified buffers in order."""
+    """Counts the records of one extent, given its verified buffers in order. After an OSError or MemoryError,
+    which concerns the counter alone, it is not used again."""
 
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
         """Return how many records end in a buffer; None if they cannot be counted. Raises `Malformed`."""
@@ -104,11 +107,13 @@ class LooseBuffer:
 class DataCheck:
     """The result of reading all the data. ``stopped_at``: the offset where the check had to stop, because the
     file of an unfinished pair breaks off there, or because older bytes begin there that it is written over,
-    or because the start of the next buffer is unknown."""
+    or because the start of the next buffer is unknown. ``unchecked``: the first reason why records could not
+    be decoded on this host, which says nothing of the file; empty if all could."""
 
     faults: tuple[FileFault, ...] = ()
     loose: tuple[LooseBuffer, ...] = ()
     stopped_at: int | None = None
+    unchecked: str = ""
 
     def faulty_extents(self) -> frozenset[tuple[int, int | None]]:
         """Return (region, subpartition) of damaged extents; the latter is None in a broadcast region."""
@@ -254,6 +259,7 @@ class _Checker:
         self._faults: list[FileFault] = []
         self._loose: list[LooseBuffer] = []
         self._stopped_at: int | None = None
+        self._unchecked = ""
 
     def check(self) -> DataCheck:
         table = self._inspection.table if self._inspection.is_pair else None
@@ -264,7 +270,7 @@ class _Checker:
                     self._advance(extent.bytes)
             self._check_end()
         self._walk_loose(HEADER_BYTES if table is None else table.end)
-        return DataCheck(tuple(self._faults), tuple(self._loose), self._stopped_at)
+        return DataCheck(tuple(self._faults), tuple(self._loose), self._stopped_at, self._unchecked)
 
     def _check_extent(self, extent: Extent, is_broadcast: bool) -> None:
         place = Place(
@@ -283,9 +289,13 @@ class _Checker:
                 checksums.append(found.checksum)
                 raw_bytes += found.raw_bytes
                 if counter is not None:
-                    with _at(found.offset):
-                        count = counter.count(found.memory, found.stored)
-                        records = None if count is None or records is None else records + count
+                    try:
+                        with _at(found.offset):
+                            count = counter.count(found.memory, found.stored)
+                    except _HOSTS_ERRORS as error:
+                        self._leave_unchecked(error)
+                        counter = count = None
+                    records = None if count is None or records is None else records + count
             if counter is not None:
                 with _at(end):
                     counter.finish()
@@ -306,7 +316,7 @@ class _Checker:
 
     def _check_end(self) -> None:
         is_whole = not (self._faults or self._inspection.faults or self._inspection.unfinished)
-        if self._counter is None or not is_whole:
+        if self._counter is None or self._unchecked or not is_whole:
             return
         try:
             self._counter.finish()
@@ -360,8 +370,16 @@ class _Checker:
     def _count_loose(self, found: FoundBuffer) -> int | None:
         if self._counter is None or found.stored.encrypted:  # decrypting needs the region, which is unknown
             return None
-        with _at(found.offset):
-            return self._counter.count_loose(found.memory, found.stored)
+        try:
+            with _at(found.offset):
+                return self._counter.count_loose(found.memory, found.stored)
+        except _HOSTS_ERRORS as error:
+            self._leave_unchecked(error)
+            return None
+
+    def _leave_unchecked(self, error: OSError | MemoryError) -> None:
+        what = error.strerror if isinstance(error, OSError) else None
+        self._unchecked = self._unchecked or what or str(error)
 
 
 @contextmanager

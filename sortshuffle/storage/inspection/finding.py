@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -30,14 +31,16 @@ def find_pairs(directory: str, on_error: Callable[[OSError], None] | None = None
 
     Symbolic links are not followed. Other programs' files with the same suffixes, such as Spark's own shuffle
     files, are skipped: a file is ours by its name or by its magic, in a store by its name only. ``on_error``
-    gets the errors of directories that cannot be listed; a store that cannot be listed raises OSError.
+    gets the errors of directories that cannot be listed, and of files of which the system does not say what
+    they are; a store that cannot be listed raises OSError.
     """
     if is_url(directory):
         yield from _pairs_in_store(directory)
         return
     for parent, directories, names in calls.walk(directory, onerror=on_error):
         directories.sort(key=_natural)
-        yield from _one_of_each(os.path.join(parent, name) for name in sorted(names, key=_natural))
+        paths = (os.path.join(parent, name) for name in sorted(names, key=_natural))
+        yield from _one_of_each(paths, on_error)
 
 
 def _pairs_in_store(url: str) -> Iterator[str]:
@@ -55,11 +58,21 @@ def _pairs_in_store(url: str) -> Iterator[str]:
     yield from path_by_base.values()
 
 
-def _one_of_each(paths: Iterable[str]) -> Iterable[str]:
+def _one_of_each(paths: Iterable[str], on_error: Callable[[OSError], None] | None) -> Iterable[str]:
     path_by_base: dict[str, str] = {}
     for path in paths:
         file = PartitionedFile.of(path)
-        if file is not None and not calls.islink(path) and calls.isfile(path) and _is_ours(path):
+        if file is None:
+            continue
+        try:
+            is_regular = stat.S_ISREG(calls.lstat(path).st_mode)
+        except FileNotFoundError:
+            continue  # it was removed, or has its final name now
+        except OSError as error:
+            if on_error is not None:
+                on_error(error)
+            continue
+        if is_regular and _is_ours(path):
             path_by_base.setdefault(file.base, path)
     return path_by_base.values()
 

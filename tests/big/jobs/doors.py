@@ -72,6 +72,12 @@ def frame(spark: SparkSession, size: int) -> dict[str, Any]:
     return summed(placed.mapInArrow(looked_at, LOOKED_AT).collect())
 
 
+def distinct(spark: SparkSession, size: int) -> dict[str, Any]:
+    """Wide rows of which none comes again. A partition has too few of them to be joined by their number."""
+    source = sortshuffle.frame(spark.range(0, MAPS, 1, MAPS)).mapInArrow(wide(size // ROW_BYTES), WIDE)
+    return summed(source.distinct().mapInArrow(looked_at, LOOKED_AT).collect())
+
+
 def rdd(spark: SparkSession, size: int) -> dict[str, Any]:
     """Objects of which neither keys nor the values of a key fit."""
     value = 4096  # bytes
@@ -152,7 +158,7 @@ def one_value(spark: SparkSession, size: int) -> dict[str, Any]:
 
 
 DOORS: dict[str, Callable[[SparkSession, int], dict[str, Any]]] = {
-    each.__name__: each for each in (frame, rdd, manager, one_batch, one_value)
+    each.__name__: each for each in (frame, distinct, rdd, manager, one_batch, one_value)
 }
 
 

@@ -33,10 +33,12 @@ from sortshuffle.compute.aggregate.functions import (
 )
 from sortshuffle.compute.aggregate.partial import partial
 from sortshuffle.compute.aggregate.results import first_rows, join_small, results
+from sortshuffle.compute.aggregate.segments import Segments
 from sortshuffle.errors import ResultOverflowError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
 
+MIB = 1 << 20
 Values = list[Any]
 ROWS = pa.schema(
     [
@@ -563,6 +565,66 @@ def test_rows_that_pass_as_they_are_come_behind_those_that_wait() -> None:
     assert {0, 1, 2, 3} <= set(kept)
 
 
+def test_rows_of_many_bytes_do_not_wait_for_others() -> None:
+    """However few they are: of 8 batches with 10 MiB each, the first is delivered before the next is read."""
+    texts = pa.array(["x" * MIB] * 10)
+    read = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        for start in range(0, 80, 10):
+            read += 1
+            yield pa.record_batch([np.arange(start, start + 10), texts], ["k", "v"])
+
+    found = first_rows(batches(), (0,))
+    assert (next(found)["k"].to_pylist(), read) == ([*range(10)], 1)
+    assert sum(batch.num_rows for batch in found) == 70
+
+    read = 0
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    aggregation = Aggregation(schema, (0,), (AggregateCall(Extreme(pa.string(), False), (1,)),))
+    groups = results(batches(), aggregation, schema)
+    assert (next(groups)["k"].to_pylist(), read) == ([*range(9)], 1)
+    assert [key for batch in groups for key in batch["k"].to_pylist()] == [*range(9, 80)]
+
+
+def test_a_long_list_is_not_copied_for_every_batch_that_adds_to_it() -> None:
+    copied = 0
+
+    class Watched(Collect):
+        def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
+            nonlocal copied
+            copied += len(states[0].flatten())
+            return super().combined(states, segments)
+
+    kind, each = lists_of(pa.int64()), 20_000
+    rows = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    aggregation = Aggregation(rows, (0,), (AggregateCall(Watched(kind), (1,)),))
+    values = [np.arange(start, start + each) for start in range(0, 128 * each, each)]
+    states = (
+        pa.record_batch(
+            [[0], pa.ListArray.from_arrays([0, each], pa.array(some), kind)], schema=aggregation.states
+        )
+        for some in values
+    )
+    (found,) = results(states, aggregation, pa.schema([("k", pa.int64()), ("v", kind)]), rows_at_a_time=1)
+    assert np.array_equal(found["v"].flatten(), np.concatenate(values))
+    # each value when it comes, and twice with others; with all that came before it each time: 64 times
+    assert copied <= 4 * 128 * each
+
+
+def test_a_list_that_no_column_can_hold_is_an_error_that_says_what_to_do() -> None:
+    """Of booleans, which are small."""
+    kind, half = lists_of(pa.bool_()), 2**30
+    rows = pa.schema([("k", pa.int64()), ("v", pa.bool_())])
+    aggregation = Aggregation(rows, (0,), (AggregateCall(Collect(kind), (1,)),))
+    flags = pa.Array.from_buffers(pa.bool_(), half, [None, pa.py_buffer(np.zeros(half // 8, np.uint8))])
+    lists = pa.ListArray.from_arrays(pa.array([0, half], pa.int32()), flags, kind)
+    states = (pa.record_batch([[0], lists], schema=aggregation.states) for _ in range(2))
+    with pytest.raises(ResultOverflowError, match=r"2\*\*31 - 1 values.* takes an iterator of batches"):
+        list(results(states, aggregation, pa.schema([("k", pa.int64()), ("v", kind)])))
+
+
 def test_batches_are_joined_up_to_a_size_and_empty_ones_left_out() -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for rows in (0, 1, 1, 0, 5, 20, 1):
@@ -570,3 +632,13 @@ def test_batches_are_joined_up_to_a_size_and_empty_ones_left_out() -> None:
 
     assert [batch.num_rows for batch in join_small(batches(), 10)] == [7, 20, 1]
     assert list(join_small(iter([]), 10)) == []
+
+
+def test_batches_are_joined_up_to_a_number_of_bytes() -> None:
+    """Half of 8 MiB are enough, and no more than 8 MiB are joined."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for mib in (1, 2, 1, 1, 8, 3, 4, 9):
+            yield pa.record_batch([pa.array(["x" * (mib * MIB - 8)])], ["s"])  # 8: two offsets
+
+    assert [round(batch.nbytes / MIB) for batch in join_small(batches(), 1000)] == [4, 1, 8, 7, 9]

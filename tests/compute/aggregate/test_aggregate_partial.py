@@ -21,7 +21,7 @@ CALLS = (
     AggregateCall(AverageDouble(), (1,)),
     AggregateCall(Count(), ()),
 )
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def batches(keys: np.ndarray, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
@@ -115,6 +115,32 @@ def test_the_first_row_of_a_key_is_sent_before_its_others(memory: int) -> None:
         for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
             found.setdefault(key, value)
     assert found == expected
+
+
+def test_no_more_rows_are_grouped_at_a_time_than_one_batch_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much memory there is: 1 GiB, here lowered to 1 MiB. One text in 11,000 is nearly as large."""
+    monkeypatch.setattr("sortshuffle.compute.aggregate.partial.MOST_JOINED", MIB)
+    random = np.random.default_rng(7)
+    grouped: list[int] = []
+
+    class Watched(FirstRows):
+        def group(self, selected: pa.RecordBatch) -> pa.RecordBatch:
+            grouped.append(selected.nbytes)
+            return super().group(selected)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number in range(20):
+            keys = random.integers(0, 500, 11_000)
+            texts = [f"{key:50d}" for key in keys]
+            keys[10_500], texts[10_500] = 500 + number, "x" * 1000 * KIB
+            batch = pa.record_batch([keys, texts], ["k", "s"])
+            yield batch.slice(0, 10_000)
+            yield batch.slice(10_000)
+
+    sent = pa.Table.from_batches(partial(rows(), [Watched((0,))], MemoryBudget(1024 * MIB)))
+    assert set(sent["k"].to_pylist()) == set(range(520))
+    assert sent.num_rows < 110_000
+    assert MIB // 2 < max(grouped) <= MIB
 
 
 def test_what_waits_is_released_when_the_consumer_stops() -> None:

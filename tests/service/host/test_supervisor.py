@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -208,6 +209,43 @@ def test_a_problem_of_every_tick_is_logged_when_it_begins_and_when_it_is_another
     assert results == [problem is None for problem in problems]
     logged = [line.partition("cannot be removed: ")[2] for line in capsys.readouterr().err.splitlines()]
     assert logged == ["open to others", "a full disk", "a full disk"]
+
+
+@pytest.fixture(params=["full disk", "closed"])
+def unwritable_log(request: pytest.FixtureRequest) -> Iterator[None]:
+    """This process's standard error, as a supervisor's on a full disk, or closed."""
+    with suppress(OSError), open("/dev/full", "w") as full, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "stderr", full)
+        if request.param == "closed":
+            full.close()
+        yield
+
+
+def test_a_problem_that_cannot_be_logged_is_suppressed_all_the_same(unwritable_log: None) -> None:
+    problem = supervisor.RecurringProblem("the rendezvous cannot be read")
+    for _ in range(2):
+        with problem.logged():
+            raise OSError("no descriptor")
+
+
+def test_a_service_is_started_again_although_the_log_cannot_be_written(short_path: Path) -> None:
+    """The log is on the temporary disk, which may be full."""
+    directory = short_path / "own" / "app"
+    for each in (directory.parent, directory):
+        each.mkdir(mode=0o700)
+    (directory / rendezvous.LOG_FILE).symlink_to("/dev/full")
+    with running("sleep", "600") as executor:
+        started = Started(str(directory), executor)
+        try:
+            first = started.service()
+            kill(first)
+            eventually(lambda: started.services not in ([], [first]), "another service runs")
+            assert process_start(started.supervised.pid) == started.supervised.started
+            assert started.accepts()
+        finally:
+            kill(started.supervised.pid)
+            eventually(lambda: not started.services, "the service ends with its supervisor")
+            rendezvous._found.pop(str(directory), None)
 
 
 def test_it_ends_when_its_rendezvous_was_removed(started: Started) -> None:

@@ -20,7 +20,7 @@ from sortshuffle.service.jvm.lost_blocks import (
 )
 
 LOCAL = LostBlocksError([4, 2], ["a file is gone"])
-SILENT = LostBlocksError([1, 2], ["a service does not answer"], is_reachable=False)
+SILENT = LostBlocksError([1, 2], ["a service does not answer"], silent=[5])
 
 
 def test_one_error_has_the_blocks_and_the_reasons_of_all_and_silent_services_come_first() -> None:
@@ -28,8 +28,9 @@ def test_one_error_has_the_blocks_and_the_reasons_of_all_and_silent_services_com
     assert error.blocks == (1, 2, 4)
     assert error.reasons == ("a service does not answer", "a file is gone")
     assert str(error) == "a service does not answer; a file is gone"
-    assert error.is_reachable is False
-    assert joined(LOCAL, LostBlocksError([7], ["another"])).is_reachable is True
+    assert error.silent == (5,)
+    assert joined(SILENT, LostBlocksError([7], ["another"], silent=[3, 5])).silent == (3, 5)
+    assert joined(LOCAL, LostBlocksError([7], ["another"])).silent == ()
 
 
 def test_of_many_reasons_the_text_has_the_first_ones_and_the_number_of_the_others() -> None:
@@ -43,7 +44,7 @@ def test_another_look_adds_its_losses_and_their_reasons() -> None:
         raise SILENT
 
     error = with_all_lost(LOCAL, locate, shuffle=3)
-    assert (error.blocks, error.is_reachable) == ((1, 2, 4), False)
+    assert (error.blocks, error.silent) == ((1, 2, 4), (5,))
     assert error.reasons == ("a service does not answer", "a file is gone")
 
 
@@ -56,7 +57,7 @@ def test_another_look_that_finds_nothing_or_fails_leaves_what_is_known(
     assert with_all_lost(LOCAL, lambda: None, shuffle=3).blocks == (2, 4)
     with caplog.at_level(logging.WARNING):
         error = with_all_lost(LOCAL, fail, shuffle=3)
-    assert (error.blocks, error.reasons, error.is_reachable) == ((2, 4), ("a file is gone",), True)
+    assert (error.blocks, error.reasons, error.silent) == ((2, 4), ("a file is gone",), ())
     assert "what else is lost of shuffle 3 cannot be told: the disk is away" in caplog.text
 
 

@@ -3,6 +3,7 @@ within limits, forgotten and deleted with their shuffle."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -16,6 +17,7 @@ import pytest
 from engine import WRITER, names, open_files
 from serving import no_descriptor_left
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, MissingDataError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import ENTRY
@@ -392,6 +394,23 @@ def test_unfinished_ones_stay_because_the_shuffle_may_run_again(homes: list[str]
     assert names(homes[0]) == ["something else"]
 
 
+def test_one_that_cannot_be_deleted_keeps_no_other_one(
+    homes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = MapOutputs(lambda: homes[:1])
+    files = [write(outputs, map_id, SMALL) for map_id in range(5)]
+
+    def unlink(path: str) -> None:
+        if path == files[2].index_path:
+            raise OSError(errno.EIO, "the disk fails", path)
+        os.unlink(path)
+
+    monkeypatch.setattr(calls, "unlink", unlink)
+    with pytest.raises(OSError, match="the disk fails"):
+        outputs.remove(SHUFFLE)
+    assert names(homes[0]) == [os.path.basename(files[2].index_path)]
+
+
 def test_a_home_that_is_gone_has_nothing_to_remove(homes: list[str]) -> None:
     outputs = MapOutputs(lambda: [*homes, "/nowhere"])
     write(outputs, 0, SMALL)
@@ -399,9 +418,10 @@ def test_a_home_that_is_gone_has_nothing_to_remove(homes: list[str]) -> None:
     assert [names(home) for home in homes] == [[], []]
 
 
+@pytest.mark.parametrize("when", ["when it was found", "before it is kept"])
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_one_that_is_found_while_its_shuffle_is_removed_is_not_kept(
-    homes: list[str], size: int, monkeypatch: pytest.MonkeyPatch
+    homes: list[str], size: int, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its disk space would stay taken for as long as it is known."""
     outputs = MapOutputs(lambda: homes)
@@ -412,8 +432,16 @@ def test_one_that_is_found_while_its_shuffle_is_removed_is_not_kept(
         outputs.remove(SHUFFLE)
         return found
 
-    opened = module._load
-    monkeypatch.setattr(module, "_load", slow)
+    opened, keep = module._load, KnownOutputs.keep
+
+    def remove_and_keep(self: KnownOutputs, output: MapOutput) -> None:
+        outputs.remove(SHUFFLE)
+        keep(self, output)
+
+    if when == "when it was found":
+        monkeypatch.setattr(module, "_load", slow)
+    else:
+        monkeypatch.setattr(KnownOutputs, "keep", remove_and_keep)
     found = known(outputs, 0)
     assert found.file_id == id_of(0), "who has found it may read it"
     del found

@@ -23,11 +23,12 @@ from sortshuffle.service.jvm.protocol import (
     WriteRequest,
     pack_chunk,
     pack_finished,
+    pack_lost,
     pack_reply,
     pack_stream_error,
 )
 
-GREETING = bytes.fromhex("89 53 53 4a 0d 0a 1a 0a  03 00 00 00  00 00 00 00")
+GREETING = bytes.fromhex("89 53 53 4a 0d 0a 1a 0a  04 00 00 00  00 00 00 00")
 WRITE = bytes.fromhex(
     "03 00 00 00"  # shuffle
     "11 00 00 00"  # map index
@@ -93,7 +94,6 @@ def test_numbers_of_operations_and_states_are_those_of_the_document() -> None:
         "NO_SPACE": 2,
         "FAILED": 3,
         "LOST": 4,
-        "UNREACHABLE": 5,
     }
 
 
@@ -141,11 +141,10 @@ def test_chunks_and_the_end_of_an_answer_are_those_of_the_document() -> None:
     assert pack_chunk(0, ReadTotals()) == bytes(36)
 
 
-@pytest.mark.parametrize(("status", "number"), [(Status.LOST, "04"), (Status.UNREACHABLE, "05")])
-def test_lost_blocks_are_named_as_documented(status: Status, number: str) -> None:
-    assert pack_stream_error(status, "gone: ö", [3, 0x10000]) == bytes.fromhex(
-        f"ff ff ff ff  {number} 00 00 00  14 00 00 00  02 00 00 00  03 00 00 00  00 00 01 00"
-        "67 6f 6e 65 3a 20 c3 b6"
+def test_lost_blocks_and_silent_services_are_named_as_documented() -> None:
+    assert pack_lost("gone: ö", [3, 0x10000], [2]) == bytes.fromhex(
+        "ff ff ff ff  04 00 00 00  1c 00 00 00  02 00 00 00  03 00 00 00  00 00 01 00"
+        "01 00 00 00  02 00 00 00  67 6f 6e 65 3a 20 c3 b6"
     )
 
 

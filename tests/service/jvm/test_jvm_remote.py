@@ -9,7 +9,7 @@ import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,6 @@ from jvm_client import (
     LOST,
     SHUFFLE,
     TOKEN,
-    UNREACHABLE,
     Block,
     JvmClient,
     Output,
@@ -45,12 +44,13 @@ from sortshuffle import calls
 from sortshuffle.errors import MissingDataError
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
+from sortshuffle.reading.fetcher import Fetcher, Items
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.request_table import MOST_PROTOCOL_ERRORS
+from sortshuffle.service.jvm import elsewhere, protocol
 from sortshuffle.service.jvm import engine as engines
-from sortshuffle.service.jvm import protocol
-from sortshuffle.service.jvm.elsewhere import THREADS
+from sortshuffle.service.jvm.elsewhere import ALL_READ_AHEAD_BYTES, THREADS
 from sortshuffle.service.jvm.lost_blocks import MOST_REASONS
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.remote import MOST_ASKED, MOST_REFUSED
@@ -194,6 +194,49 @@ def test_blocks_of_this_host_come_first_and_then_all_in_the_order_of_the_request
     assert client.read(blocks, [there.address, HERE]).data == wanted
 
 
+def request_for(there: Host, *outputs: Output) -> protocol.ReadRequest:
+    """All subpartitions of these map outputs."""
+    return protocol.ReadRequest(
+        SHUFFLE, (there.address,), tuple(each.block(0, 4).received() for each in outputs)
+    )
+
+
+def test_requests_read_ahead_in_one_memory(here: Serving, there: Host) -> None:
+    request = request_for(there, *(there.write(at, some(at, MIB)) for at in range(6)))
+    memory = here.engine._remote.read_ahead
+    readers = [here.engine.read(request) for _ in range(3)]
+    for reader in readers:
+        reader.locate()
+    pieces = [reader.pieces() for reader in readers]
+    for count, piece in enumerate(pieces, 1):
+        next(piece)
+        assert memory.shares == count
+    assert 0 < memory.used <= ALL_READ_AHEAD_BYTES
+    for reader, piece in zip(readers, pieces, strict=True):
+        piece.close()
+        reader.close()
+    assert (memory.used, memory.shares) == (0, 0)
+
+
+def test_of_a_request_with_many_extents_some_are_planned_at_a_time(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+    items = Fetcher.items
+
+    def counted(fetcher: Fetcher, channels: Iterable[Any]) -> Items:
+        channels = list(channels)
+        planned.append(sum(len(channel.extents) for channel in channels))
+        return items(fetcher, channels)
+
+    monkeypatch.setattr(elsewhere, "MOST_EXTENTS", 10)
+    monkeypatch.setattr(Fetcher, "items", counted)
+    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(6)]
+    answer = here.connect().read([each.block(0, 4) for each in outputs], [there.address])
+    assert answer.data == b"".join(each.expected(0, 4) for each in outputs)
+    assert planned == [8, 8, 8]
+
+
 def test_blocks_count_where_they_are_begun(here: Serving, there: Host) -> None:
     """One is asked for twice, one is empty, and the last one, too."""
     first, second = there.write(1, some(1, MIB)), there.write(2, [[(0, bytes(MIB))]])
@@ -299,7 +342,7 @@ def test_services_that_are_gone_are_waited_for_together(tmp_path: Path) -> None:
         client = stack.enter_context(impatient(tmp_path))
         blocks = [Block(at, at, 0, 1, bytes(16), at // THREADS) for at in range(3 * THREADS)]
         answer = client.read(blocks, gone)
-        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(3 * THREADS)))
+        assert (answer.silent, answer.lost) == ((0, 1, 2), tuple(range(3 * THREADS)))
 
 
 def test_where_there_is_no_room_small_ones_are_read_by_their_index(
@@ -505,7 +548,7 @@ def test_of_a_service_that_is_gone_all_blocks_are_named(tmp_path: Path, there: H
         ]
         for _ in range(2):  # the connection goes on
             answer = client.read(blocks, [there.address, gone, HERE])
-            assert (answer.status, answer.data, answer.lost) == (UNREACHABLE, b"", (1, 3))
+            assert (answer.silent, answer.data, answer.lost) == ((1,), b"", (1, 3))
             assert gone in answer.text
         assert client.read(blocks[:1], [there.address]).data == output.expected(0, 1)
 
@@ -515,8 +558,7 @@ def test_lost_ones_are_named_though_a_service_is_gone(tmp_path: Path, there: Hos
     with refused_address() as gone, impatient(tmp_path) as client:
         blocks = [Block(at, at, 0, 1, bytes(16), at % 3) for at in range(6)]
         answer = client.read(blocks, [there.address, gone, HERE])
-        assert answer.status in (LOST, UNREACHABLE)
-        assert sorted(answer.lost) == [0, 1, 2, 3, 4, 5]
+        assert (answer.status, answer.lost, answer.silent) == (LOST, (0, 1, 2, 3, 4, 5), (1,))
 
 
 def test_the_text_of_a_loss_names_what_is_lost_here_there_and_the_silent_service(
@@ -525,7 +567,7 @@ def test_the_text_of_a_loss_names_what_is_lost_here_there_and_the_silent_service
     with refused_address() as gone, impatient(tmp_path) as client:
         blocks = [Block(1, 1, 0, 1, bytes(16), 2), Block(2, 2, 0, 1, bytes(16), 0)]
         answer = client.read([*blocks, Block(3, 3, 0, 1, bytes(16), 1)], [there.address, gone, HERE])
-        assert (answer.status, sorted(answer.lost)) == (UNREACHABLE, [0, 1, 2])
+        assert (answer.silent, sorted(answer.lost)) == ((1,), [0, 1, 2])
         for text in (f"exchange-{SHUFFLE}-map-1-attempt-1", f"exchange-{SHUFFLE}-map-2-attempt-2", gone):
             assert text in answer.text
 
@@ -534,7 +576,7 @@ def test_of_many_losses_the_text_still_names_the_silent_service(tmp_path: Path) 
     with refused_address() as gone, impatient(tmp_path) as client:
         blocks = [Block(at, at, 0, 1, bytes(16), 0) for at in range(3 * MOST_REASONS)]
         answer = client.read([*blocks, Block(99, 99, 0, 1, bytes(16), 1)], [HERE, gone])
-        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(3 * MOST_REASONS + 1)))
+        assert (answer.silent, answer.lost) == ((1,), tuple(range(3 * MOST_REASONS + 1)))
         assert gone in answer.text
         assert answer.text.endswith(f"; and {2 * MOST_REASONS + 1} more")
 
@@ -564,7 +606,7 @@ def test_more_services_than_there_are_threads_are_waited_for_together(tmp_path: 
 def test_a_service_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     with ScriptedServer(silent, secret=SECRET) as server, impatient(tmp_path) as client:
         answer = client.read([Block(1, 1, 0, 1, bytes(16))] * 2, [server.address])
-        assert (answer.status, answer.lost) == (UNREACHABLE, (0, 1))
+        assert (answer.silent, answer.lost) == ((0,), (0, 1))
 
 
 def test_a_service_that_ends_while_it_is_read_is_unreachable(tmp_path: Path) -> None:
@@ -574,7 +616,7 @@ def test_a_service_that_ends_while_it_is_read_is_unreachable(tmp_path: Path) -> 
             blocks = [each.block(0, 4) for each in outputs]
             assert client.read(blocks, [there.address]).status == DONE  # their indexes are known
         answer = client.read(blocks, [there.address])
-        assert (answer.status, answer.lost, answer.data) == (UNREACHABLE, (0, 1, 2), b"")
+        assert (answer.silent, answer.lost, answer.data) == ((0,), (0, 1, 2), b"")
 
 
 def test_a_service_that_answers_is_not_blamed_for_another(tmp_path: Path, there: Host) -> None:
@@ -587,7 +629,7 @@ def test_a_service_that_answers_is_not_blamed_for_another(tmp_path: Path, there:
             services = [other.address, there.address]
             assert client.read(blocks, services).status == DONE
         answer = client.read(blocks, services)
-        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(8)))
+        assert (answer.silent, answer.lost) == ((0,), tuple(range(8)))
 
 
 @SIZES
@@ -601,7 +643,7 @@ def test_what_a_service_refuses_is_lost_alone(tmp_path: Path, there: Host, size:
     )
     with ScriptedServer(service, secret=SECRET) as server, impatient(tmp_path) as client:
         answer = client.read([each.block(0, 4) for each in outputs], [server.address])
-        assert (answer.status, answer.lost) == (LOST, (1,)), answer.text
+        assert (answer.status, answer.lost, answer.silent) == (LOST, (1,), ()), answer.text
         assert "cannot serve" in answer.text
         rest = [outputs[at] for at in (0, 2)]
         answer = client.read([each.block(0, 4) for each in rest], [server.address])
@@ -623,7 +665,7 @@ def test_a_service_that_has_no_room_or_time_for_data_is_unreachable(
     )
     with ScriptedServer(service, secret=SECRET) as server, impatient(tmp_path) as client:
         answer = client.read([each.block(0, 4) for each in outputs], [server.address])
-        assert (answer.status, answer.lost) == (UNREACHABLE, (0, 1, 2)), answer.text
+        assert (answer.silent, answer.lost) == ((0,), (0, 1, 2)), answer.text
         assert "cannot serve" in answer.text
 
 
@@ -638,7 +680,7 @@ def test_a_service_that_refuses_many_is_unreachable(tmp_path: Path) -> None:
     ):
         blocks = [Block(at, at, 0, 1, at.to_bytes(16, "big")) for at in range(count)]
         answer = client.read([*blocks, Block(count, count, 0, 1, bytes(16), 1)], [server.address, gone])
-        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(count + 1)))
+        assert (answer.silent, answer.lost) == ((0, 1), tuple(range(count + 1)))
         assert len({each.output.map_index for each in service.requests}) < MOST_REFUSED + 2 * THREADS
 
 
@@ -856,7 +898,7 @@ def test_a_service_that_does_not_answer_is_told_before_the_error_of_another(
     with breaks_the_protocol(monkeypatch) as wrong, refused_address() as gone, impatient(tmp_path) as client:
         blocks = [Block(at, at, 0, 1, bytes(16), at) for at in range(2)]
         answer = client.read(blocks, [wrong, gone])
-        assert (answer.status, answer.lost) == (UNREACHABLE, (1,)), answer.text
+        assert (answer.silent, answer.lost) == ((1,), (1,)), answer.text
 
 
 def test_a_service_that_breaks_the_protocol_is_not_asked_for_each_of_its_map_outputs(tmp_path: Path) -> None:
@@ -915,6 +957,23 @@ def test_a_service_that_cannot_be_told_does_not_hold_up_the_jvm(
         assert client.remove(SHUFFLE, [gone, "no address", there.address]) == (DONE, b"")
         eventually(lambda: there.engine.files() == [], "the others are told")
         eventually(lambda: "no address" in caplog.text, "the log says so")
+
+
+def test_without_a_thread_to_tell_services_the_files_here_are_removed_and_the_log_says_what_is_left(
+    here: Serving, there: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    client = here.connect()
+    client.write([[(0, b"x")]])
+    there.write(1, some(1, 100))
+    here.engine._removal_threads.submit(int).result(PATIENCE)  # there is a thread to ask, but none for a link
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert client.remove(SHUFFLE, [there.address]) == (DONE, b"")
+    eventually(lambda: f"is not removed where {there.address} serves" in caplog.text, "the log says so")
+    assert here.files() == []
+    assert len(there.engine.files()) == 2
 
 
 class Telling:

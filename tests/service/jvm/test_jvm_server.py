@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -682,6 +683,22 @@ def test_without_a_descriptor_for_it_a_connection_waits(engine: Serving, client:
             client.refuses(FAILED, "Too many open files")
         assert waiting.recv(16, socket.MSG_WAITALL)[:12] == GREETING[:12]
     assert home_failures._failures == {}, "that is not the home's fault"
+
+
+def test_without_memory_for_it_a_connection_waits(engine: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, has_failed = calls.accept, threading.Event()
+
+    def accept_later(listening: socket.socket) -> tuple[socket.socket, Any]:
+        if listening.family is socket.AF_UNIX and not has_failed.is_set():
+            has_failed.set()
+            raise MemoryError
+        return accept(listening)
+
+    monkeypatch.setattr(calls, "accept", accept_later)
+    engine.connect().close()  # after the call of `accept` that waited already
+    with engine.connect() as client:
+        assert client.write([[(0, b"x")]]).sizes == (64, 0, 0, 0)
+    assert has_failed.is_set()
 
 
 def test_a_reader_that_goes_away_leaves_nothing(engine: Serving, client: JvmClient) -> None:

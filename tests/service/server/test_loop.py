@@ -188,6 +188,32 @@ def test_work_that_has_not_begun_when_the_loop_stops_is_not_done() -> None:
     assert isinstance(results[0].exception(), StateError)
 
 
+def test_work_that_no_thread_could_be_started_for_fails_and_is_not_begun_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = EventLoop()
+    busy, go_on = threading.Event(), threading.Event()
+    begun: list[int] = []
+    results: list[Future[None]] = []
+
+    def work() -> None:
+        busy.set()
+        go_on.wait(PATIENCE)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loop.in_background(work, lambda done: None)
+    assert busy.wait(PATIENCE)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        loop.in_background(lambda: begun.append(1), results.append)
+    go_on.set()
+    loop.close()
+    assert begun == []
+    assert "can't start new thread" in str(results[0].exception())
+
+
 @pytest.mark.parametrize("threads", [LONG_THREADS, 10 * LONG_THREADS], ids=["busy", "queue"])
 def test_what_takes_long_keeps_nothing_else_waiting(loop: EventLoop, threads: int) -> None:
     go_on, done = threading.Event(), threading.Event()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine import ID, OTHER_ID, Pair, Region, arrow_memory, changed
 from serving import OUTPUT, Disk, Shelf, ended_owner, make_disk, make_home
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.server import losses
@@ -48,6 +51,66 @@ def test_a_loss_is_told_once(tmp_path: Path, shelf: Shelf) -> None:
     control.touch()
     judge.report(output)
     assert control.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "number"),
+    [
+        ("open_file", "owner.json", errno.EMFILE),
+        ("open_file", "owner.json", errno.EIO),
+        ("listdir", "blockmgr", errno.EMFILE),
+        ("listdir", "0a", errno.EIO),
+        ("unlink", "shuffle_5_204_0.index", errno.EIO),
+    ],
+)
+def test_a_loss_that_the_system_kept_from_being_told_is_told_by_the_next_report(
+    tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, call: str, name: str, number: int
+) -> None:
+    """For lack of descriptors the report fails, and the client asks again; a broken disk may stay broken."""
+    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    home = make_home(tmp_path / "two", "ended", ended_owner([str(tmp_path / "blockmgr")]))
+    file, output = Disk(tmp_path / "two", home).write_random()
+    file.delete()
+    judge = Losses(shelf.catalog)
+    with monkeypatch.context() as hindered:
+        hindered.setattr(calls, call, refusing(getattr(calls, call), name, number))
+        if number == errno.EMFILE:
+            with pytest.raises(OSError) as caught:
+                judge.report(output)
+            assert (caught.value.errno, os.path.basename(caught.value.filename)) == (number, name)
+        else:
+            judge.report(output)
+    assert control.exists()
+    judge.report(output)
+    assert not control.exists()
+
+
+def refusing(real: Callable[..., Any], name: str, number: int) -> Callable[..., Any]:
+    """The same call, which fails on files and directories of this name."""
+
+    def call(path: str, *arguments: Any, **named: Any) -> Any:
+        if os.path.basename(path) == name:
+            raise OSError(number, os.strerror(number), path)
+        return real(path, *arguments, **named)
+
+    return call
+
+
+def test_a_home_that_cannot_be_read_keeps_nothing_from_the_rest(
+    tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on a broken disk. The application's directories are looked into, as where a home is gone."""
+    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    home = make_home(tmp_path / "two", "ended", ended_owner([str(tmp_path / "blockmgr")]))
+    file, output = Disk(tmp_path / "two", home).write_random()
+    file.delete()
+    monkeypatch.setattr(calls, "open_file", refusing(calls.open_file, "owner.json", errno.EIO))
+    Losses(shelf.catalog, lambda _: [str(tmp_path / "blockmgr")]).report(output)
+    assert not control.exists()
 
 
 def test_where_homes_are_gone_control_files_of_the_application_alone_are_looked_for(

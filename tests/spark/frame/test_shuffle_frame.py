@@ -526,6 +526,10 @@ def test_columns_that_differ_only_in_case_keep_their_values(spark: SparkSession)
     ours = sortshuffle.frame(spark.sql("select 1 as a, 2 as A, 3 as b"))
 
     assert ours.repartition(2, "b").mapInArrow(same, ours.schema).collect() == [(1, 2, 3)]
+    renamed: Any = ours.repartition(2, "b").toDF("x", "y", "z")
+    assert renamed._own_rows is not None
+    assert (renamed.columns, renamed.collect()) == (["x", "y", "z"], [(1, 2, 3)])
+    assert renamed.select(renamed.y, "x").toDF("X", "x").collect() == [(2, 1)]
 
 
 def test_batches_without_rows_are_no_rows(numbers: DataFrame) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import types as st
 
 from sortshuffle.compute.groups.groups import GroupRun
 from sortshuffle.errors import SchemaMismatchError
+from sortshuffle.options import KIB, MIB
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import pandas_series
 from sortshuffle.spark.functions.declared import Declared
@@ -155,6 +156,33 @@ def test_a_list_that_is_changed_afterwards_is_taken_as_it_was() -> None:
     batches = list(collector.add(frame))
     values.append(3)
     assert [row["a"] for row in rows_of([*batches, *collector.flush()])] == [[1, 2]]
+
+
+def test_frames_of_many_bytes_do_not_wait_for_others() -> None:
+    """However few rows they have. Text and bytes of 32 KiB are collected, up to 1 MiB of them; more than a
+    quarter of that is converted at once."""
+    wanted = st.StructType([st.StructField("n", st.LongType()), st.StructField("b", st.BinaryType())])
+    blobs = Declared.of("applyInPandas", lambda frame: frame, wanted, CONF)
+
+    def frame(size: int) -> pd.DataFrame:
+        return pd.DataFrame({"n": [size], "b": [bytes(size)]})
+
+    collector = FrameCollector(blobs, CONF)
+    assert list(collector.add(frame(32 * KIB))) == []
+    assert [len(row["b"]) for row in rows_of(list(collector.add(frame(MIB))))] == [32 * KIB, MIB]
+
+    sizes = [batch.num_rows for _ in range(100) for batch in collector.add(frame(32 * KIB))]
+    assert sizes == [32, 32, 32]
+    assert [batch.num_rows for batch in collector.flush()] == [4]
+
+    texts = FrameCollector(declared(PLAIN), CONF)
+    row = pd.DataFrame({"k": [1], "v": [0.5], "s": ["é" * 32 * KIB]})
+    assert [batch.num_rows for _ in range(40) for batch in texts.add(row)] == [32]
+
+    doubles = st.StructType([st.StructField(f"d{at}", st.DoubleType()) for at in range(100)])
+    wide = FrameCollector(Declared.of("applyInPandas", lambda frame: frame, doubles, CONF), CONF)
+    table = pd.DataFrame(np.ones((100, 100)), columns=doubles.names)  # 80,000 bytes
+    assert [batch.num_rows for _ in range(20) for batch in wide.add(table)] == [1400]
 
 
 def test_objects_of_one_column_may_be_of_another_type_in_each_frame() -> None:

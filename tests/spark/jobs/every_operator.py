@@ -28,7 +28,7 @@ import session_calls
 from example_jobs import example, in_order, result_of
 from oracle import data_frame, every_type, rows_in_order
 from pyspark import cloudpickle
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from session_calls import CALLS, Call, numbers, outcome
@@ -208,6 +208,26 @@ def an_aggregate_of_nothing(job: Job) -> tuple[Any, Any]:
     return rows(ours), rows(job.few.where("id < 0").agg(*columns))
 
 
+def sets_of_floats(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("k").agg(*(sf.collect_set(name).alias(name) for name in ("d", "f", "x")))
+
+
+@case_of_drivers
+def floats_in_sets(job: Job) -> tuple[Any, Any]:
+    """Before 4.2 a set of Spark's has every NaN, and in structs both zeros: there Spark makes it."""
+    nan = float("nan")
+    pairs = [(1, nan), (1, 0.0), (1, nan), (1, -0.0), (2, -0.0), (2, 0.0), (2, 1.5), (2, None), (3, None)]
+    plain = job.spark.createDataFrame(pairs, "k int, d double").coalesce(1)
+    plain = plain.selectExpr("k", "d", "float(d) as f", "struct(d) as x")
+    ours = sets_of_floats(sortshuffle.frame(plain))
+    found, expected = (
+        sorted(str([row.k, *(sorted(map(repr, values)) for values in row[1:])]) for row in frame.collect())
+        for frame in (ours, sets_of_floats(plain))
+    )
+    is_old = tuple(map(int, job.spark.version.split(".")[:2])) < (4, 2)
+    return (found, [crossing.to for crossing in ours._crossings]), (expected, ["Spark"] if is_old else [])
+
+
 @case
 def distinct(job: Job) -> tuple[Any, Any]:
     ours = job.f.select("bo", "st", "i").distinct()
@@ -358,8 +378,8 @@ def columns_that_others_hide(f: DataFrame, g: DataFrame) -> list[Callable[[], Da
 def rows_or_error(make: Callable[[], DataFrame]) -> list[str]:
     try:
         return rows_of_either_side(make())
-    except AnalysisException as error:
-        return [str(error.getCondition())]
+    except PySparkException as error:
+        return [f"{type(error).__name__} {error.getCondition()}"]
 
 
 @case_of_drivers
@@ -436,6 +456,26 @@ def columns_of_the_dataframe_of_a_frame(job: Job) -> tuple[Any, Any]:
         left.join(right, left.st == right.other),
     ]
     return list(map(rows, ours)), list(map(rows, plain))
+
+
+def calls_that_are_wrong(f: DataFrame) -> list[Callable[[], DataFrame]]:
+    """Over Connect Spark refuses them when an action needs the rows."""
+    return [
+        lambda: f.dropDuplicates(["nope"]),
+        lambda: f.dropDuplicates(["st", "nope"]),
+        lambda: f.sample(1.5),
+        lambda: f.sample(-0.5),
+        lambda: f.sample(True, -0.5),
+    ]
+
+
+@case_of_drivers
+def wrong_calls(job: Job) -> tuple[Any, Any]:
+    ours, plain = (
+        [rows_or_error(each) for each in calls_that_are_wrong(frame.select("id", "st"))]
+        for frame in (job.g.repartition(3, "st"), job.few)
+    )
+    return list(map(str, ours)), list(map(str, plain))
 
 
 @case_of_drivers
@@ -540,15 +580,15 @@ def session(kind: str) -> SparkSession:
     )
 
 
-def refusal(job: Job) -> str:
-    """What is said of a session that lacks the setting that shuffles need over Connect."""
-    job.spark.conf.set(NO_ROLLBACK, "true")
+def refusal(job: Job, setting: str) -> str:
+    """What is said of a session that lacks a setting that shuffles need over Connect."""
+    job.spark.conf.set(setting, "true")
     try:
         return "" if job.g.repartition(2, "id").count() else "?"
     except UsageError as error:
         return str(error)
     finally:
-        job.spark.conf.set(NO_ROLLBACK, "false")
+        job.spark.conf.set(setting, "false")
 
 
 def shown(found: Any, expected: Any) -> list[str]:
@@ -641,7 +681,7 @@ def main(directory: str, kind: str, *only: str) -> None:
         "cases": len(only or [*_cases, *CALLS]),
         "differing": differing,
         "signatures": differing_signatures(spark),
-        "refusal": refusal(job) if kind == "remote" else "",
+        "refusals": {key: refusal(job, key) for key in NO_ROLLBACK} if kind == "remote" else {},
         "worker_error": worker_error_raised,
         "stages": len(placed.stage_totals()),
         "explained": explained.getvalue(),

@@ -456,14 +456,13 @@ def test_over_spark_connect_nothing_is_set_or_said(the_jar: Path, caplog: pytest
 def test_where_pyspark_starts_a_server_of_spark_connect(
     the_jar: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_rollback = {NO_ROLLBACK: "false"}
-    assert configured(spark_api_mode="connect") == {"spark.api.mode": "connect", **no_rollback, **ALWAYS}
+    assert configured(spark_api_mode="connect") == {"spark.api.mode": "connect", **NO_ROLLBACK, **ALWAYS}
     (line,) = said(caplog)
     assert "spark.api.mode is connect" in line and "`sortshuffle conf`" in line
     with pytest.raises(UsageError, match=r"manager=on.*spark\.api\.mode is connect"):
         configured(spark_api_mode="connect", spark_sortshuffle_manager="on")
     monkeypatch.setenv("SPARK_API_MODE", "connect")
-    assert configured() == {**no_rollback, **ALWAYS}
+    assert configured() == {**NO_ROLLBACK, **ALWAYS}
     monkeypatch.delenv("SPARK_API_MODE")
     defaults = Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf")
     defaults.write_text("spark.api.mode connect\n")  # which PySpark does not ask

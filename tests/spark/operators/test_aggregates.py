@@ -340,6 +340,14 @@ def test_names_are_those_that_spark_gives(spark: SparkSession, numbers: DataFram
     ]
     ours = sortshuffle.frame(odd).groupBy("`a.b`").agg(*exprs)
     assert ours.columns == odd.groupBy("`a.b`").agg(*exprs).columns
+    with confs(spark, {"spark.sql.ansi.enforceReservedKeywords": "true"}):
+        reserved = [*exprs, sf.some("flag"), sf.any_value("plain"), sf.last("plain").alias("any")]
+        for some in (reserved, [{"flag": "any", "plain": "first"}], [{"flag": "SOME", "*": "count"}]):
+            ours = sortshuffle.frame(odd).groupBy("`a.b`").agg(*some)
+            assert ours._own_rows is not None
+            assert ours.columns == odd.groupBy("`a.b`").agg(*some).columns
+        ours, plain = (each.groupBy("plain").agg(sf.some("flag")) for each in (sortshuffle.frame(odd), odd))
+        assert differences(ours, plain) == []
     with confs(spark, {"spark.sql.retainGroupColumns": "false"}):
         without = sortshuffle.frame(odd).groupBy("`a.b`").agg(sf.sum("plain").alias("s"))
         assert without.columns == ["s"]

@@ -27,6 +27,7 @@ from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.origins import ExchangeOrigin
 from sortshuffle.spark.plan.schemes import Hash
 from sortshuffle.spark.session.classic_planner import ClassicPlanner
+from sortshuffle.spark.session.requirements import QUERY_ROLLBACK, ROLLBACK
 from sortshuffle.spark.worker.placements import HashPlacement, RoundRobinPlacement
 
 # workers know nothing of this module
@@ -172,26 +173,28 @@ def dependencies_of(rdd: Any) -> list[Any]:
     return found
 
 
-SHUFFLING: dict[str, Callable[[DataFrame], DataFrame]] = {
+SHUFFLED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "repartition": lambda df: df.repartition(5, sf.rand()),
     "limit behind a sort": lambda df: df.orderBy(sf.rand()).limit(90).filter("k >= 0"),
     "aggregate": lambda df: df.groupBy("k").agg(sf.max("id").alias("id")),
+    "a cached limit": lambda df: df.limit(90).cache(),
 }
 
 
-@pytest.mark.parametrize("shuffling", SHUFFLING.values(), ids=SHUFFLING.keys())
+@pytest.mark.parametrize("shuffling", SHUFFLED.values(), ids=SHUFFLED.keys())
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_shuffles_of_the_users_plan_check_rows_if_the_user_wants_it_and_control_rows_are_not_checked(
     spark: SparkSession, numbers: DataFrame, shuffling: Callable[[DataFrame], DataFrame], value: str
 ) -> None:
     """A map task that runs again may send the user's rows elsewhere. Control rows are others each time."""
-    key = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
-    with confs(spark, {key: value}):
+    plans = {"spark.sql.maxPlanStringLength": "100"}  # of which the text shows no shuffle
+    with confs(spark, {ROLLBACK: value, QUERY_ROLLBACK: "true", **plans}):
         source = shuffling(numbers)
         frame = sortshuffle.frame(source).mapInArrow(lambda batches: batches, source.schema)
         control: Any = exchange_of(frame.repartition(3, "k")).control()
         shuffles = dependencies_of(control._jdf.queryExecution().toRdd())
     assert [each.checksumMismatchFullRetryEnabled() for each in shuffles] == [False, value == "true"]
+    assert [each.checksumMismatchQueryLevelRollbackEnabled() for each in shuffles] == [False, True]
     assert shuffles[0].partitioner().numPartitions() == 3
     assert frame.repartition(3, "k").count() == source.count()
 

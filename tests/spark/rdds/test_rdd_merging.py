@@ -284,6 +284,19 @@ def test_keys_with_an_equality_of_their_own_come_once(files: Files) -> None:
     assert len(found) == 1000
 
 
+class HashedOnce(tuple[Any, ...]):
+    """Equal to a tuple of the same parts, and with its hash. Each process has another one for None."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+def test_keys_of_two_types_that_are_equal_come_once(files: Files) -> None:
+    pairs = [(kind((None, n % 1000)), n) for kind in (tuple, HashedOnce) for n in range(5000)]
+    found = results(merging(Group().table, files, 8 * KIB), [chunked(pairs, 100)])
+    assert len(found) == 1000
+
+
 def test_keys_with_nan_are_put_aside_in_all_buckets(files: Files) -> None:
     keys = [(float("nan"), n) for n in range(1000)] + [float("nan") for _ in range(1000)]
     merge = merging(Group().table, files, 8 * KIB)

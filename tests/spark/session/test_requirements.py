@@ -64,10 +64,10 @@ def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.Monkey
 def test_configure_sets_for_spark_connect_what_shuffles_need_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
     builder = sortshuffle.configure(SparkSession.Builder().remote("sc://somewhere"))
-    assert builder._options == {"spark.remote": "sc://somewhere", NO_ROLLBACK: "false"}
+    assert builder._options == {"spark.remote": "sc://somewhere", **NO_ROLLBACK}
 
     monkeypatch.setenv("SPARK_REMOTE", "sc://somewhere")
-    assert sortshuffle.configure(SparkSession.Builder())._options == {NO_ROLLBACK: "false"}
+    assert sortshuffle.configure(SparkSession.Builder())._options == NO_ROLLBACK
 
 
 def test_configure_leaves_the_choice_of_the_workers_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,11 +30,12 @@ from engine import (
     write_pair,
 )
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.storage.files.extents import Extent, extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.reader import PartitionedFileReader, open_unlinked, read_index
 
 MASKS = (*(1 << bit for bit in range(8)), 0xFF)
 
@@ -45,6 +47,35 @@ def small(tmp_path: Path) -> PartitionedFile:
 
 def extents(file: PartitionedFile, subpartition: int = 0) -> list[Extent]:
     return extents_of(read_index(file), subpartition)
+
+
+# Files of one process
+
+
+@pytest.mark.parametrize("can_be_deleted", [True, False])
+def test_an_unlinked_file_can_be_read_whether_or_not_its_names_can_be_deleted(
+    small: PartitionedFile, can_be_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.EACCES, "not here", path)
+
+    wanted, size = extents(small), os.path.getsize(small.data_path)
+    if not can_be_deleted:
+        monkeypatch.setattr(calls, "unlink", fail)
+    index, reader = open_unlinked(small, read_index(small).header.file_id, "a task", None)
+    with closing(reader):
+        assert extents_of(index, 0) == wanted
+        assert os.fstat(reader.fileno()).st_size == size
+        assert os.path.exists(small.data_path) is not can_be_deleted
+        assert os.path.exists(small.index_path) is not can_be_deleted
+    assert open_files(os.path.dirname(small.data_path)) == []
+
+
+def test_an_unlinked_file_that_is_damaged_is_deleted_too(small: PartitionedFile) -> None:
+    file_id = read_index(small).header.file_id
+    with changed(small.data_path, 0, 1), pytest.raises(CorruptDataError):
+        open_unlinked(small, file_id, "a task", None)
+    assert not os.path.exists(small.data_path) and not os.path.exists(small.index_path)
 
 
 # Damage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sortshuffle import calls
 from sortshuffle.errors import Place, UsageError
 from sortshuffle.format.buffer import DataType, SealedBuffer, StoredBuffer, seal
 from sortshuffle.format.checksum import checksum
@@ -398,6 +400,50 @@ def test_records_are_counted_by_whoever_knows_them(file: PartitionedFile) -> Non
     assert (check.faults[0].expected, check.faults[0].found) == (1000, 1001)
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no room"), MemoryError("no room")], ids=repr)
+def test_what_a_counter_lacks_is_no_fault_of_the_file_and_the_rest_is_checked(
+    file: PartitionedFile, error: Exception
+) -> None:
+    class HinderedCounter(Counter):
+        def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
+            if buffer.size == 50:
+                raise error
+            return super().count(memory, buffer)
+
+    check = check_data(inspect(file.data_path), HinderedCounter())
+    assert check.unchecked == "no room"
+    assert [(f.place.region, f.place.subpartition) for f in check.faults] == [(0, 3), (1, 2)]
+    os.unlink(file.index_path)
+    check = check_data(inspect(file.data_path), HinderedCounter())
+    assert (check.unchecked, check.loose[0].records, check.loose[1].records) == ("no room", None, 1001)
+
+
+def test_a_pair_whose_last_records_were_not_counted_may_have_a_sound_end(tmp_path: Path) -> None:
+    class LackingCounter(Counter):
+        def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
+            raise OSError(errno.EMFILE, "too many")
+
+        def finish(self) -> None:
+            raise Malformed("no end was counted", 0)
+
+    with open_writer(tmp_path) as writer:
+        write_broadcast(writer)
+        file = writer.finish(Writer())
+    assert check_data(inspect(file.data_path), LackingCounter()) == DataCheck(unchecked="too many")
+
+
+def test_a_data_file_that_cannot_be_read_has_a_fault(
+    file: PartitionedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = inspect(file.data_path)
+    monkeypatch.setattr(calls, "preadv", refuse)
+    (fault,) = check_data(found, Counter()).faults
+    assert str(fault) == "the file cannot be read: Input/output error"
+
+
 # ---- unfinished -----------------------------------------------------------------------------------------
 
 
@@ -434,6 +480,22 @@ def test_a_killed_tasks_pair_is_unfinished(unfinished: tuple[PartitionedFileWrit
     found = inspect(file.partial_index_path)
     assert state(found) is PairState.UNFINISHED
     assert found.table is not None and found.table.totals.records == 300 + 50 + 1000 + 81
+
+
+def test_where_no_locks_are_kept_an_unfinished_pair_may_be_being_written(
+    unfinished: tuple[PartitionedFileWriter, PartitionedFile],
+) -> None:
+    writer, file = unfinished
+    assert state(inspect(writer.file.partial_data_path, keeps_locks=False)) is PairState.BEING_WRITTEN
+    found = inspect(file.partial_data_path, keeps_locks=False)
+    assert state(found) is PairState.MAY_BE_WRITTEN
+    assert found.table is not None and len(found.table.kinds) == 2
+    index = Path(file.partial_index_path)
+    index.write_bytes(b"")  # as while it is being made
+    assert state(inspect(file.partial_data_path, keeps_locks=False)) is PairState.MAY_BE_WRITTEN
+    index.unlink()
+    Path(file.partial_data_path).write_bytes(b"")
+    assert state(inspect(file.partial_data_path, keeps_locks=False)) is PairState.MAY_BE_WRITTEN
 
 
 def test_a_task_that_is_killed_in_its_first_region_leaves_an_unfinished_pair(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Tally:
     """What was counted. ``problems``: what must be none, as lines for people."""
 
     applications: int = 0
-    jobs: Counter[str] = field(default_factory=Counter)  # by door
+    jobs: Counter[str] = field(default_factory=Counter)  # by entry point
     faults: Counter[str] = field(default_factory=Counter)  # by kind
     missed: Counter[str] = field(default_factory=Counter)  # faults whose moment did not come, by kind
     futile: Counter[str] = field(default_factory=Counter)  # those that found nothing to break, by kind

@@ -58,7 +58,7 @@ SHAPES = {
 }
 
 works: dict[str, tuple[str, Work]] = {}
-"""Every kind of job: its door (frame, rdd, or manager: unmodified jobs), and what it does."""
+"""Every kind of job: its entry point (frame, rdd, or manager: unmodified jobs), and what it does."""
 
 
 def work(door: str) -> Callable[[Work], Work]:

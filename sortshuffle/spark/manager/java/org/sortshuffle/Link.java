@@ -39,10 +39,9 @@ final class Link implements Closeable {
     static final int SHARED_FRAME = 7;
 
     private static final int LOST = 4;
-    private static final int UNREACHABLE = 5;
 
     private static final long MAGIC = 0x0A1A0A0D4A535389L; // 89 53 53 4A 0D 0A 1A 0A, little endian
-    private static final int VERSION = 3;
+    private static final int VERSION = 4;
 
     /** Bytes. A Unix socket holds about 200 KiB; more in one call would only wait in the call. */
     private static final int BUFFER_BYTES = 256 << 10;
@@ -68,13 +67,13 @@ final class Link implements Closeable {
         /** Numbers of the blocks that are lost, of those that were asked for. */
         final int[] lost;
 
-        /** Whether all services have answered. Otherwise all blocks of those that have not are lost. */
-        final boolean haveAllAnswered;
+        /** Numbers of the request's services that have not answered. All their blocks are lost. */
+        final int[] silent;
 
-        Refusal(String text, int[] lost, boolean haveAllAnswered) {
+        Refusal(String text, int[] lost, int[] silent) {
             super("The shuffle engine reports: " + text);
             this.lost = lost;
-            this.haveAllAnswered = haveAllAnswered;
+            this.silent = silent;
         }
     }
 
@@ -338,13 +337,19 @@ final class Link implements Closeable {
         return refusal;
     }
 
-    /** Reads the body of an error. That of a loss begins with a list. */
+    /** Reads the body of an error. That of a loss begins with two lists. */
     private Refusal refusal(int status, int length) throws IOException {
         ByteBuffer body = ByteBuffer.wrap(getBytes(length)).order(ByteOrder.LITTLE_ENDIAN);
-        int[] lost = new int[status == LOST || status == UNREACHABLE ? body.getInt() : 0];
-        for (int i = 0; i < lost.length; i++)
-            lost[i] = body.getInt();
-        return new Refusal(StandardCharsets.UTF_8.decode(body).toString(), lost, status != UNREACHABLE);
+        int[] lost = status == LOST ? numbers(body) : new int[0];
+        int[] silent = status == LOST ? numbers(body) : new int[0];
+        return new Refusal(StandardCharsets.UTF_8.decode(body).toString(), lost, silent);
+    }
+
+    private static int[] numbers(ByteBuffer body) {
+        int[] numbers = new int[body.getInt()];
+        for (int i = 0; i < numbers.length; i++)
+            numbers[i] = body.getInt();
+        return numbers;
     }
 
     /**

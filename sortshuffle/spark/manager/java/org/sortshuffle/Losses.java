@@ -4,7 +4,6 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -16,11 +15,11 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * What is lost of a shuffle, where a reader has found that some of its own map outputs are.
+ * Finds all lost map outputs of a shuffle once a reader has found one.
  *
- * <p>Spark gives up after four attempts of a stage. Where each task reads few map outputs, a lost disk or
- * host would take more: each attempt would find no more than its few tasks read. So the reader asks for all
- * map outputs of the shuffle that it can name, and the driver hears at once of all that are lost.
+ * <p>Spark allows a stage four attempts, and each task sees only the few map outputs that it reads. So the
+ * reader asks the engine about all of the shuffle's map outputs that it can name, and the driver learns of
+ * every loss at once.
  */
 final class Losses {
     private static final Logger LOG = LoggerFactory.getLogger(Losses.class);
@@ -65,7 +64,7 @@ final class Losses {
             throws IOException {
         List<RecordReader.Block> others =
                 new ArrayList<>(RecordReader.Blocks.ofMapOutputs(blocks.shuffle(), subpartitions).list());
-        if (!refusal.haveAllAnswered && areStillThere(blocks, refusal, others))
+        if (areStillThere(blocks, refusal, others))
             addAllOf(silent(blocks, refusal), others);
         Set<Integer> known =
                 blocks.list().stream().map(RecordReader.Block::mapIndex).collect(Collectors.toSet());
@@ -85,12 +84,9 @@ final class Losses {
         if (refusal == null)
             return;
         add(asked, refusal);
-        if (!refusal.haveAllAnswered) {
-            addAllOf(silent(asked, refusal), others);
-            // nor is any other service that may be the silent one asked again
-            Set<ReadRequest.Service> failed = candidates(asked, refusal);
-            others.removeIf(each -> failed.contains(ReadRequest.Service.of(each)));
-        }
+        Set<ReadRequest.Service> silent = silent(asked, refusal);
+        addAllOf(silent, others);
+        others.removeIf(each -> silent.contains(ReadRequest.Service.of(each)));
     }
 
     /** Null where all are there. */
@@ -141,25 +137,10 @@ final class Losses {
                 add(each);
     }
 
-    /**
-     * The service that did not answer, where only one can be it: asking it again would take its time-out once
-     * more. All blocks of such a service are lost. Where there are several candidates, none is chosen.
-     */
+    /** The services that did not answer: to ask one again would take its time-out once more. */
     private static Set<ReadRequest.Service> silent(RecordReader.Blocks blocks, Link.Refusal refusal) {
-        Set<ReadRequest.Service> candidates = candidates(blocks, refusal);
-        return candidates.size() == 1 ? candidates : Set.of();
-    }
-
-    /** Those that have lost all their blocks: they did not answer, or they have lost all. */
-    private static Set<ReadRequest.Service> candidates(RecordReader.Blocks blocks, Link.Refusal refusal) {
-        Set<Integer> lost = Arrays.stream(refusal.lost).boxed().collect(Collectors.toSet());
-        Set<ReadRequest.Service> candidates = new HashSet<>();
-        Set<ReadRequest.Service> answering = new HashSet<>();
-        for (int number = 0; number < blocks.list().size(); number++)
-            (lost.contains(number) ? candidates : answering)
-                    .add(ReadRequest.Service.of(blocks.list().get(number)));
-        candidates.removeAll(answering);
-        return candidates;
+        List<ReadRequest.Service> services = ReadRequest.services(blocks);
+        return Arrays.stream(refusal.silent).mapToObj(services::get).collect(Collectors.toSet());
     }
 
     private void add(RecordReader.Blocks blocks, Link.Refusal refusal) {

@@ -26,14 +26,25 @@ record ReadRequest(RecordReader.Blocks blocks, List<String> addresses, int[] ser
     }
 
     static ReadRequest of(Engine engine, RecordReader.Blocks blocks) {
-        Map<Service, Integer> numbers = new LinkedHashMap<>();
-        int[] services = new int[blocks.list().size()];
-        for (int i = 0; i < services.length; i++)
-            services[i] = numbers.computeIfAbsent(Service.of(blocks.list().get(i)), absent -> numbers.size());
+        Map<Service, Integer> numbers = numbers(blocks);
+        int[] services =
+                blocks.list().stream().mapToInt(block -> numbers.get(Service.of(block))).toArray();
         List<String> addresses = new ArrayList<>();
         for (Service each : numbers.keySet())
             addresses.add(engine.addressOf(each.host, each.port));
         return new ReadRequest(blocks, addresses, services);
+    }
+
+    /** The services of these blocks in the order of their numbers in a request. */
+    static List<Service> services(RecordReader.Blocks blocks) {
+        return List.copyOf(numbers(blocks).keySet());
+    }
+
+    private static Map<Service, Integer> numbers(RecordReader.Blocks blocks) {
+        Map<Service, Integer> numbers = new LinkedHashMap<>();
+        for (RecordReader.Block block : blocks.list())
+            numbers.putIfAbsent(Service.of(block), numbers.size());
+        return numbers;
     }
 
     /** From here on the link is within the request. */

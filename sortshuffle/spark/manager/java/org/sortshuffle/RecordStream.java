@@ -3,6 +3,7 @@ package org.sortshuffle;
 import java.io.IOException;
 import java.io.InputStream;
 import java.nio.channels.ClosedByInterruptException;
+import java.util.ArrayList;
 import java.util.List;
 import org.apache.spark.shuffle.FetchFailedException;
 import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
@@ -46,7 +47,7 @@ final class RecordStream extends InputStream {
     private long[] counted = new long[4]; // totals that the metrics have
     private int records; // that the metrics do not have yet
     private int repeats;
-    private List<String> lastAddresses; // of the services, in the last request
+    private List<String> lastAddresses; // of the services in the last request, and of the engine's own
     private boolean ended;
     private long waitedNanos;
 
@@ -175,7 +176,9 @@ final class RecordStream extends InputStream {
     private Link request() throws IOException {
         Link fresh = engine.link();
         ReadRequest request = ReadRequest.of(engine, blocks);
-        List<String> addresses = request.addresses();
+        // whether a service is the engine's own decides the order, too
+        List<String> addresses = new ArrayList<>(request.addresses());
+        addresses.add(engine.place().address());
         if (delivered > 0 && !addresses.equals(lastAddresses)) {
             fresh.close();
             throw new IOException(

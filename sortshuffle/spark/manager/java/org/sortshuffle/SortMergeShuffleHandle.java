@@ -5,11 +5,11 @@ import org.apache.spark.shuffle.BaseShuffleHandle;
 import org.apache.spark.shuffle.ShuffleHandle;
 
 /**
- * The mark of a shuffle that is this package's. The driver makes it; it travels with the tasks.
+ * The handle of a shuffle that is this package's. The driver makes it; it travels with the tasks.
  *
- * <p>It is known by its name, not by its class: tasks may be loaded by another class loader than the shuffle
- * manager (`spark.executor.userClassPathFirst`, sessions of Spark Connect). A mark that is overlooked would
- * go to Spark's own writer, for which rows would have to be copied first: results would be wrong.
+ * <p>Code must recognise a handle by its class name, never by instanceof: a task may have loaded it with
+ * another class loader (`spark.executor.userClassPathFirst`, Spark Connect). An unrecognised handle would
+ * reach Spark's own writer, which needs rows to be copied first, and results would be wrong.
  */
 final class SortMergeShuffleHandle<K, V, C> extends BaseShuffleHandle<K, V, C> {
     private static final long serialVersionUID = 1L;

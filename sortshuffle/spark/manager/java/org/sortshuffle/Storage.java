@@ -8,13 +8,13 @@ import org.apache.spark.storage.BlockManagerId;
 import scala.Option;
 
 /**
- * Storage that all hosts see, where `spark.sortshuffle.dir` is a URL: what is to be told to Spark of it.
+ * Tells Spark whether map outputs outlive their executors ("reliable storage"). It does so as Spark's
+ * `spark.shuffle.sort.io.plugin.class`.
  *
- * <p>Spark asks the driver's components of `spark.shuffle.sort.io.plugin.class` whether map outputs outlive
- * their executors ("reliable storage"), anew each time that it loses one. The answer holds for all shuffles.
- * But those that stay Spark's own lie on the executors' disks. So it is yes as long as there are none of
- * them. Settings that were copied from another SparkContext may name this class where nothing is at a URL:
- * then it is no.
+ * <p>Spark asks anew for each executor that it loses, and one answer holds for all shuffles. The answer is
+ * yes if map outputs lie at a URL (`spark.sortshuffle.dir`) and no shuffle is Spark's own: Spark's own lie on
+ * the executors' disks. Settings that were copied from another SparkContext may name this class where nothing
+ * is at a URL.
  */
 public final class Storage extends LocalDiskShuffleDataIO {
     static final String COMPONENTS = "spark.shuffle.sort.io.plugin.class";
