@@ -99,7 +99,6 @@ listdir = os.listdir
 scandir = os.scandir
 walk = os.walk
 glob = _glob.glob
-iglob = _glob.iglob
 
 # ---- processes ---------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ _TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class OptionSpec:
     """One option, without its default."""
 
     key: str
@@ -129,8 +129,8 @@ def _is_url(text: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
 
 
-def _knob(default: Any, key: str, parse: Callable[[str], Any], allowed: str, unit: str, why: str) -> Any:
-    return field(default=default, metadata={"knob": Knob(PREFIX + key, parse, allowed, unit, why)})
+def _option(default: Any, key: str, parse: Callable[[str], Any], allowed: str, unit: str, why: str) -> Any:
+    return field(default=default, metadata={"spec": OptionSpec(PREFIX + key, parse, allowed, unit, why)})
 
 
 _TLS_FILES = (
@@ -143,7 +143,7 @@ _TLS_FILES = (
 class Options:
     """The settings of one frame, read on the driver when the frame is made."""
 
-    directories: tuple[str, ...] = _knob(
+    directories: tuple[str, ...] = _option(
         (),
         "dir",
         _directories,
@@ -153,7 +153,7 @@ class Options:
         " file:///mount is a directory that all hosts have mounted). Empty: Spark's own local directories,"
         " which end with their executor.",
     )
-    memory: int = _knob(
+    memory: int = _option(
         256 * MIB,
         "memory",
         _size(MIB, 1024 * GIB),
@@ -162,7 +162,7 @@ class Options:
         "What one task may hold of rows and encoded buffers before it writes a region. More memory: fewer"
         " and larger extents.",
     )
-    codec: str = _knob(
+    codec: str = _option(
         "lz4",
         "codec",
         _one_of("lz4", "zstd", "none"),
@@ -170,7 +170,7 @@ class Options:
         "",
         "Compression of buffers. LZ4 costs little on any disk; ZSTD pays on slow or small ones.",
     )
-    codec_level: int = _knob(
+    codec_level: int = _option(
         1,
         "codec.level",
         _whole(1, 22),
@@ -178,7 +178,7 @@ class Options:
         "",
         "Level of ZSTD; LZ4 has none.",
     )
-    buffer_size: int = _knob(
+    buffer_size: int = _option(
         256 * KIB,
         "buffer.size",
         _size(KIB, GIB),
@@ -186,7 +186,7 @@ class Options:
         "bytes",
         "Largest payload of one buffer in key-ordered extents. A merge holds at least one per run.",
     )
-    read_memory: int = _knob(
+    read_memory: int = _option(
         64 * MIB,
         "read.memory",
         _size(MIB, 1024 * GIB),
@@ -195,7 +195,7 @@ class Options:
         "What one task may read ahead, out of its memory. A merge that fits is read ahead in threads; a"
         " larger one takes parts of its runs, and intermediate files in several passes if need be.",
     )
-    read_threads: int = _knob(
+    read_threads: int = _option(
         4,
         "read.threads",
         _whole(1, 256),
@@ -203,7 +203,7 @@ class Options:
         "threads",
         "Threads that read, verify and decompress ahead of the user's function.",
     )
-    skew_factor: float = _knob(
+    skew_factor: float = _option(
         0.0,
         "skew.factor",
         _factor,
@@ -213,7 +213,7 @@ class Options:
         " tasks. Rows of one key may then be in several partitions, of which there are more than asked for."
         " 0: every subpartition by one task.",
     )
-    skew_threshold: int = _knob(
+    skew_threshold: int = _option(
         256 * MIB,
         "skew.threshold",
         _size(KIB, 1024 * GIB),
@@ -223,7 +223,7 @@ class Options:
         " parts of about as many, or of the median if that is more. The default is that of Spark's skewed"
         " joins.",
     )
-    service: str = _knob(
+    service: str = _option(
         "auto",
         "service",
         _one_of("auto", "off", "external"),
@@ -231,10 +231,10 @@ class Options:
         "",
         "How hosts read each other's map outputs. auto: where the master is not local, the first task that"
         " writes on a host starts a shuffle service there, which ends 5 s after the application's last"
-        " executor there, or with the shuffle manager when the application is over. external: an"
+        " executor there; if the shuffle manager is on, when the application is over. external: an"
         " administrator runs one on each host (sortshuffle serve). off: all hosts see the same files.",
     )
-    service_port: int = _knob(
+    service_port: int = _option(
         7448,
         "service.port",
         _whole(1, 65535),
@@ -243,7 +243,7 @@ class Options:
         "Port of the external services, the same on all hosts. Services that are started by tasks take a free"
         " one.",
     )
-    service_memory: int = _knob(
+    service_memory: int = _option(
         64 * MIB,
         "service.memory",
         _size(4 * MIB, 1024 * GIB),
@@ -251,7 +251,7 @@ class Options:
         "bytes",
         "What a service that is started by a task reads into, for all of its consumers.",
     )
-    service_timeout: float = _knob(
+    service_timeout: float = _option(
         60.0,
         "service.timeout",
         _seconds(1.0),
@@ -260,7 +260,7 @@ class Options:
         "How long a consumer tries to reach a service that does not answer, before its task fails. It tries"
         " again after 100 ms, then after twice as long each time, up to 10 s.",
     )
-    service_secret_file: str = _knob(
+    service_secret_file: str = _option(
         "",
         "service.secret.file",
         _path,
@@ -270,7 +270,7 @@ class Options:
         " owner only. Empty: Spark's own secret where spark.authenticate is on, or a random one for services"
         " that tasks start.",
     )
-    service_tls_certificate: str = _knob(
+    service_tls_certificate: str = _option(
         "",
         "service.tls.certificate",
         _path,
@@ -279,10 +279,10 @@ class Options:
         "PEM file, on every host, with the certificate of its service and the chain to the authority; turns"
         " TLS on. Needs service.tls.key and service.tls.authority.",
     )
-    service_tls_key: str = _knob(
+    service_tls_key: str = _option(
         "", "service.tls.key", _path, "an absolute local path", "", "PEM file with the certificate's key."
     )
-    service_tls_authority: str = _knob(
+    service_tls_authority: str = _option(
         "",
         "service.tls.authority",
         _path,
@@ -291,7 +291,7 @@ class Options:
         "PEM file with the authority that clients trust. Settings need all three; Options of"
         " sortshuffle.engine may have it alone, to read.",
     )
-    manager: str = _knob(
+    manager: str = _option(
         "auto",
         "manager",
         _one_of("auto", "on", "off"),
@@ -301,7 +301,7 @@ class Options:
         " nothing speaks against it; the log says what does. on: an error where it cannot be. off: Spark's"
         " own shuffle.",
     )
-    session_python: str = _knob(
+    session_python: str = _option(
         "auto",
         "session.python",
         _one_of("auto", "off"),
@@ -310,7 +310,7 @@ class Options:
         "Whether Python functions of a session of sortshuffle.session() take rows into Python stages of"
         " sortshuffle's. off: Spark runs them, as in plain PySpark. frame() and read() are not concerned.",
     )
-    manager_memory: int = _knob(
+    manager_memory: int = _option(
         128 * MIB,
         "manager.memory",
         _size(16 * MIB, 1024 * GIB),
@@ -320,7 +320,7 @@ class Options:
         " tasks that write there share it; each may hold 16 MiB in any case. More memory: fewer and larger"
         " extents; on disks, up to half a MiB for each subpartition.",
     )
-    manager_python: str = _knob(
+    manager_python: str = _option(
         "",
         "manager.python",
         _program,
@@ -330,7 +330,7 @@ class Options:
         " configure() sets it to that of the workers. Empty: spark.pyspark.python, else the environment's"
         " PYSPARK_PYTHON, else python3.",
     )
-    keep: bool = _knob(
+    keep: bool = _option(
         False,
         "keep",
         _flag,
@@ -339,7 +339,7 @@ class Options:
         "Leave map outputs when the application ends. Needs spark.sortshuffle.dir, because Spark deletes"
         " its own directories.",
     )
-    grace: float = _knob(
+    grace: float = _option(
         600.0,
         "grace",
         _seconds(5.0),
@@ -379,26 +379,26 @@ class Options:
 
         Raises `OptionError` for a name that does not exist or a value that is not allowed.
         """
-        knobs = {knob.key: (name, knob) for name, knob in _knobs()}
+        specs = {spec.key: (name, spec) for name, spec in _options()}
         chosen: dict[str, Any] = {}
         for key, text in settings.items():
             if not key.startswith(PREFIX):
                 continue
-            if key not in knobs:
-                raise OptionError(f"{key} is not an option. {_did_you_mean(key, list(knobs))}")
-            name, knob = knobs[key]
+            if key not in specs:
+                raise OptionError(f"{key} is not an option. {_did_you_mean(key, list(specs))}")
+            name, spec = specs[key]
             try:
-                chosen[name] = knob.parse(text)
+                chosen[name] = spec.parse(text)
             except ValueError:
-                raise OptionError(f"{key} = {text!r} is not allowed: give {knob.allowed}") from None
+                raise OptionError(f"{key} = {text!r} is not allowed: give {spec.allowed}") from None
         options = Options(**chosen)
         if any(options.tls_files) and not all(options.tls_files):
             raise OptionError(_TLS_FILES)  # tasks serve as well as read, and a service needs all three files
         return options
 
 
-def _knobs() -> list[tuple[str, Knob]]:
-    return [(each.name, each.metadata["knob"]) for each in fields(Options)]
+def _options() -> list[tuple[str, OptionSpec]]:
+    return [(each.name, each.metadata["spec"]) for each in fields(Options)]
 
 
 def _did_you_mean(key: str, known: list[str]) -> str:
@@ -420,9 +420,9 @@ def option_table() -> str:
     """Return the Markdown table of all options, as in `docs/operations.md`."""
     lines = ["| option | default | allowed | what it does, and why |", "|---|---|---|---|"]
     for each in fields(Options):
-        knob: Knob = each.metadata["knob"]
-        shown = _shown(each.default, knob.unit)
-        lines.append(f"| `{knob.key}` | {shown} | {knob.allowed} | {knob.why} |")
+        spec: OptionSpec = each.metadata["spec"]
+        shown = _shown(each.default, spec.unit)
+        lines.append(f"| `{spec.key}` | {shown} | {spec.allowed} | {spec.why} |")
     return "\n".join(lines)
 
 

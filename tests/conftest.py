@@ -108,6 +108,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[bool, bool, bool]:
         path = item.path
-        return path.name == "test_control.py", path in with_spark, path.parent.name not in LONGEST
+        return path.name == "test_control_rows.py", path in with_spark, path.parent.name not in LONGEST
 
     items.sort(key=place)

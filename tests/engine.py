@@ -25,7 +25,7 @@ import xxhash
 from sortshuffle.format.buffer import seal
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Index, RegionKind, Writer
+from sortshuffle.format.index import Index, RegionKind, WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
@@ -48,7 +48,7 @@ from sortshuffle.writing.row_partition import RowResultPartition
 ID = bytes(range(16))
 OTHER_ID = bytes(range(16, 32))
 DRIVER = bytes(range(32, 48))
-WRITER = Writer(
+WRITER = WriterInfo(
     "app-1", 3, 5, 17, 204, "host", "2026-01-02T03:04:05.678+00:00", "sortshuffle 0.1.0", driver=DRIVER.hex()
 )
 WRITER_JSON = (

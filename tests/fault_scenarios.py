@@ -30,7 +30,7 @@ from map_outputs import MapOutput, consumer_of, write_map
 
 from sortshuffle.format.buffer import seal
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Index, Writer, unpack_index
+from sortshuffle.format.index import Index, WriterInfo, unpack_index
 from sortshuffle.homes import janitor
 from sortshuffle.homes.home_listings import HomeListings
 from sortshuffle.homes.owner import HOME_ROOT, OWNER_FILE, Owner
@@ -95,7 +95,7 @@ def write(directory: str, prepared: str) -> str:
         with output.partition as partition:
             for seed in range(4):
                 partition.write(rows(500, seed))
-            partition.finish(Writer())
+            partition.finish(WriterInfo())
     finally:
         assert output.budget.used == 0
     return ""
@@ -418,7 +418,7 @@ def store(kind: str, directory: str, prepared: str) -> str:
             writer.start_region()
             writer.write_extents([(0, [seal(bytes([n]) * PART, PART, records=1) for n in range(2)])])
             writer.finish_region()
-            writer.finish(Writer())
+            writer.finish(WriterInfo())
     return ""
 
 

@@ -93,7 +93,6 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "scandir": OPENING,
     "walk": OPENING,
     "glob": OPENING,
-    "iglob": OPENING,
     "Popen": ("EMFILE", "EAGAIN"),
     "new_socket": ("EMFILE",),
     "socketpair": ("EMFILE",),
@@ -130,7 +129,6 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "islink": lambda *_: False,
     "realpath": lambda path: path,
     "glob": lambda *_, **__: [],
-    "iglob": lambda *_, **__: iter(()),
 }
 
 

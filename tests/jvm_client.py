@@ -31,7 +31,7 @@ from sortshuffle.service.jvm.protocol import Block as ReceivedBlock
 from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
-GREETING = b"\x89SSJ\r\n\x1a\n\x03\0\0\0\0\0\0\0"
+GREETING = b"\x89SSJ\r\n\x1a\n\x04\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
 DONE, BAD_REQUEST, NO_SPACE, FAILED, LOST = range(5)
 ERROR = 0xFFFFFFFF

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
@@ -96,7 +96,7 @@ def write_sealed(
             order = [target for target in writer.write_order if region.get(target)]
             writer.write_extents([(target, list(region[target])) for target in order])
             writer.finish_region()
-        writer.finish(Writer(), payload.schema.serialize().to_pybytes())
+        writer.finish(WriterInfo(), payload.schema.serialize().to_pybytes())
     return MapOutput(file, file_id, map_index, payload, key)
 
 

@@ -81,7 +81,7 @@ def test_without_settings_there_are_the_defaults() -> None:
 
 
 def test_every_option_is_here() -> None:
-    keys = {each.metadata["knob"].key.removeprefix(PREFIX): each.name for each in fields(Options)}
+    keys = {each.metadata["spec"].key.removeprefix(PREFIX): each.name for each in fields(Options)}
     assert keys == KEYS
 
 
@@ -358,4 +358,4 @@ def test_the_table_has_a_line_for_every_option() -> None:
         "600s",
     ]
     for row, each in zip(rows, fields(Options), strict=True):
-        assert row[2:] == [each.metadata["knob"].allowed, each.metadata["knob"].why]
+        assert row[2:] == [each.metadata["spec"].allowed, each.metadata["spec"].why]

@@ -63,7 +63,7 @@ def test_the_wheel_holds_the_jar_and_not_its_sources(wheel: Path) -> None:
         names = archive.namelist()
         assert archive.read(JAR) == (ROOT / JAR).read_bytes()
     assert "sortshuffle/py.typed" in names
-    assert {"sortshuffle/spark/manager/choice.py", "pyspark_sortshuffle/__init__.py"} <= set(names)
+    assert {"sortshuffle/spark/manager/activation.py", "pyspark_sortshuffle/__init__.py"} <= set(names)
     assert [name for name in names if name.endswith(".java")] == []
 
 

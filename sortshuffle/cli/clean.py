@@ -1,6 +1,6 @@
 """`sortshuffle clean`: removes the map outputs that no live application owns, and lists them.
 
-`cli.cleaning` judges the map outputs on this host, `cli.stored_cleaning` those on shared storage (a URL).
+`cli.cleaning` judges the map outputs on this host, `cli.url_cleaning` those on shared storage (a URL).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from sortshuffle.cli.cleaning import HomeVerdict, Thing, judge_all, remove
+from sortshuffle.cli.cleaning import CleanTarget, HomeVerdict, judge_all, remove
 from sortshuffle.cli.durations import seconds_of
 from sortshuffle.cli.output import ConsoleOutput, plural, print_json
-from sortshuffle.cli.stored_cleaning import judge_stored, remove_stored
 from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors, warn
+from sortshuffle.cli.url_cleaning import judge_stored, remove_stored
 from sortshuffle.errors import UsageError
 from sortshuffle.options import format_size
 from sortshuffle.storage.files.urls import is_url, open_store, store_errors
@@ -126,7 +126,7 @@ def _carry_out(verdict: HomeVerdict, dry_run: bool) -> str:
         return "kept"
     if dry_run:
         return "would remove"
-    if verdict.what is not Thing.APPLICATION:
+    if verdict.what is not CleanTarget.APPLICATION:
         return "removed" if remove(verdict) else "failed"
     try:
         remove_stored(verdict)
@@ -177,8 +177,8 @@ def _document(outcome: str, verdict: HomeVerdict) -> dict[str, Any]:
 
 
 def _sum(verdicts: Sequence[HomeVerdict]) -> str:
-    homes = sum(verdict.what is Thing.HOME for verdict in verdicts)
-    applications = sum(verdict.what is Thing.APPLICATION for verdict in verdicts)
+    homes = sum(verdict.what is CleanTarget.HOME for verdict in verdicts)
+    applications = sum(verdict.what is CleanTarget.APPLICATION for verdict in verdicts)
     outputs = len(verdicts) - homes - applications
     counted = ((homes, "home"), (applications, "application"), (outputs, "map output"))
     parts = [plural(number, noun) for number, noun in counted if number]

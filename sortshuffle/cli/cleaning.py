@@ -13,7 +13,7 @@ Rules
 * A home that cannot be judged from here is kept, unless it has not changed for as long as the caller says.
 * A home with a foreign file is kept, whatever its owner: a person must look at it.
 * The owner of a home of the shuffle manager (`homes.shared_home`) only keeps a service running, and may have
-  been killed while the application lives. What its executors and driver registered decides (`_life_of`).
+  been killed while the application lives. What its executors and driver registered decides (`_phase_of`).
 * A home in which a process holds a lock is kept, whatever its owner: processes of other containers are not
   visible, but their locks are.
 """
@@ -40,7 +40,7 @@ from sortshuffle.homes.owner import HOME_ROOT, NAME_DIGEST_BYTES, OWNER_FILE, SI
 from sortshuffle.homes.processes import process_start
 from sortshuffle.homes.shared_home import is_shared
 from sortshuffle.service.host import rendezvous, rendezvous_directory
-from sortshuffle.service.host.registration import Life, Registration, life_of
+from sortshuffle.service.host.registration import ApplicationPhase, Registration, phase_of
 from sortshuffle.storage.files import spare_files
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
@@ -49,7 +49,7 @@ OWNER_IS_WRITTEN = 60.0  # seconds; a younger home without owner.json may be a n
 _HOME_NAME = re.compile(rf".+-\d+-[0-9a-f]{{{2 * NAME_DIGEST_BYTES}}}")
 
 
-class Thing(Enum):
+class CleanTarget(Enum):
     """What a verdict is about."""
 
     HOME = "home"
@@ -64,7 +64,7 @@ class HomeVerdict:
     ``bytes``: size of its files. ``path``: of the home, of the map output without suffix, or a URL."""
 
     path: str
-    what: Thing
+    what: CleanTarget
     is_dead: bool
     bytes: int
     reason: str
@@ -98,10 +98,10 @@ def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator
 def remove(verdict: HomeVerdict) -> bool:
     """Delete a home or a map output on this host. Return False if something is left of it."""
     try:
-        if verdict.what is Thing.HOME:
+        if verdict.what is CleanTarget.HOME:
             remove_home(verdict.path)
             return is_gone(verdict.path)
-        if verdict.what is Thing.UNFINISHED_OUTPUT:
+        if verdict.what is CleanTarget.UNFINISHED_OUTPUT:
             PartitionedFile(verdict.path).delete_unfinished()
         else:
             PartitionedFile(verdict.path).delete()
@@ -183,7 +183,7 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVe
     owner = home.owner
     if owner is not None and owner.on_this_host() and owner.is_visible and owner.is_live():
         reason = f"application {owner.application} is live (process {owner.pid})"
-        yield HomeVerdict(home.path, Thing.HOME, False, home.bytes, reason)
+        yield HomeVerdict(home.path, CleanTarget.HOME, False, home.bytes, reason)
         yield from _dead_outputs(home.path, owner, now)
         return
     # 1. the owner and the machine decide, if they can
@@ -199,7 +199,7 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVe
         is_dead, reason = False, f"{home.foreign!r} in it is not sortshuffle's ({reason})"
     if is_dead and home.is_held:
         is_dead, reason = False, f"a process holds a lock in it ({reason})"
-    yield HomeVerdict(home.path, Thing.HOME, is_dead, home.bytes, reason)
+    yield HomeVerdict(home.path, CleanTarget.HOME, is_dead, home.bytes, reason)
     if owner is not None and has_files and not is_dead:
         yield from _dead_outputs(home.path, owner, now)
 
@@ -237,17 +237,17 @@ def _is_dead(home: _Home, has_files: bool, now: float) -> tuple[bool | None, str
 def _is_shared_dead(home: str, owner: Owner) -> tuple[bool | None, str]:
     """Judge a home of the shuffle manager, whose service has ended, as `_is_dead` does."""
     end = f"its service has ended (process {owner.pid}){_kept(owner)}"
-    match _life_of(home):
-        case Life.LIVE:
+    match _phase_of(home):
+        case ApplicationPhase.LIVE:
             return False, f"application {owner.application} is live, though {end}"
-        case Life.WAITING:
+        case ApplicationPhase.WAITING:
             return None, f"{end}, but its application may get executors here again"
-        case Life.OVER:
+        case ApplicationPhase.OVER:
             return True, f"{end}, and so has its application here"
     return None, f"{end}, and nothing that this user can read tells whether its application has"
 
 
-def _life_of(home: str) -> Life | None:
+def _phase_of(home: str) -> ApplicationPhase | None:
     """Return what is known of the application of a shared home by the executors that registered with this
     user's services. None if none of them names the home, or if that cannot be read."""
     own, name = rendezvous_directory.own_directory(), os.path.basename(home)  # its token is unique
@@ -259,8 +259,8 @@ def _life_of(home: str) -> Life | None:
         found = [rendezvous.registrations(place) for place in places if calls.isdir(place)]
     except (OSError, UsageError):
         return None
-    lives = [life_of(each) for each in found if any(_names(one, name) for one in each)]
-    return max(lives, default=None)
+    phases = [phase_of(each) for each in found if any(_names(one, name) for one in each)]
+    return max(phases, default=None)
 
 
 def _names(registration: Registration, home: str) -> bool:
@@ -294,10 +294,10 @@ def _dead_outputs(home: str, owner: Owner, now: float) -> Iterator[HomeVerdict]:
     try:
         for file in dead_partials(home, now):
             reason = "its task ended before it was finished"
-            yield HomeVerdict(file.base, Thing.UNFINISHED_OUTPUT, True, _size_of(file), reason)
+            yield HomeVerdict(file.base, CleanTarget.UNFINISHED_OUTPUT, True, _size_of(file), reason)
         for file in dead_outputs(home, owner, now):
             yield HomeVerdict(
-                file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it"
+                file.base, CleanTarget.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it"
             )
     except OSError:
         return  # the home, or Spark's directories, cannot be read: nothing is known to be dead

@@ -1,4 +1,4 @@
-"""`sortshuffle dump`: shows the content of map outputs, as text (`cli.pages`) or JSON (`cli.documents`)."""
+"""`sortshuffle dump`: shows what map outputs contain, as text (`cli.dump_text`) or JSON (`cli.dump_json`)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from sortshuffle.cli import documents, pages
+from sortshuffle.cli import dump_json, dump_text
 from sortshuffle.cli.exchanges import add_up
 from sortshuffle.cli.key_file import key_file_option, read_key
-from sortshuffle.cli.look import AnyPath, Look, look, look_at_all, pairs_below
 from sortshuffle.cli.output import ConsoleOutput, print_json
+from sortshuffle.cli.pair_report import AnyPath, PairReport, look, look_at_all, pairs_below
 from sortshuffle.cli.records import ShownRows, first_rows
 from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UnsupportedError, UsageError
@@ -75,9 +75,9 @@ def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:
         passed_over = PassedOver()
         found = add_up(look_at_all(pairs_below(path, passed_over.add), quick, wanted.key))
         if as_json:
-            print_json(documents.directory(path, found, passed_over.documents))
+            print_json(dump_json.directory(path, found, passed_over.documents))
         else:
-            pages.directory(ConsoleOutput(), path, found, wanted.everything)
+            dump_text.directory(ConsoleOutput(), path, found, wanted.everything)
         return not found.wrong and not found.has_locked and not passed_over.documents
     pair = look(path, quick, key=wanted.key)
     _check_subpartition(pair, wanted.subpartition)
@@ -97,21 +97,21 @@ class DumpChoice:
     key: EncryptionKey | None
 
 
-def _print_pair(pair: Look, as_json: bool, wanted: DumpChoice) -> None:
+def _print_pair(pair: PairReport, as_json: bool, wanted: DumpChoice) -> None:
     rows, refusal = _rows(pair, wanted)
     if as_json:
-        document = documents.pair(pair, wanted.subpartition)
+        document = dump_json.pair(pair, wanted.subpartition)
         if wanted.records is not None:
-            document["records"] = documents.records(rows, refusal)
+            document["records"] = dump_json.records(rows, refusal)
         print_json(document)
         return
-    page = pages.PairPage(ConsoleOutput(), pair, wanted.subpartition, wanted.everything)
+    page = dump_text.PairPage(ConsoleOutput(), pair, wanted.subpartition, wanted.everything)
     page.print()
     if wanted.records is not None:
         page.print_records(rows, refusal)
 
 
-def _check_subpartition(pair: Look, subpartition: int | None) -> None:
+def _check_subpartition(pair: PairReport, subpartition: int | None) -> None:
     header = pair.inspection.header
     if subpartition is not None and header is not None and subpartition >= header.subpartitions:
         raise UsageError(
@@ -120,7 +120,7 @@ def _check_subpartition(pair: Look, subpartition: int | None) -> None:
         )
 
 
-def _rows(pair: Look, wanted: DumpChoice) -> tuple[ShownRows | None, str]:
+def _rows(pair: PairReport, wanted: DumpChoice) -> tuple[ShownRows | None, str]:
     """Return the first records, or None and the reason why they cannot be shown."""
     if wanted.records is None:
         return None, ""
@@ -132,6 +132,6 @@ def _rows(pair: Look, wanted: DumpChoice) -> tuple[ShownRows | None, str]:
         return None, str(error)
 
 
-def _first_with_records(pair: Look) -> int:
+def _first_with_records(pair: PairReport) -> int:
     table = pair.inspection.table
     return 0 if table is None else int((table.per_subpartition("records") > 0).argmax())

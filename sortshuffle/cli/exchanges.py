@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sortshuffle.cli.look import Look
+from sortshuffle.cli.pair_report import PairReport
 from sortshuffle.storage.inspection.contents import Int64s, PairState, Totals
 
 
@@ -39,11 +39,11 @@ class Listing:
     """The pairs of a directory, without their index entries, and the exchanges that they add up to, ordered
     by application and number."""
 
-    looks: list[Look]
+    looks: list[PairReport]
     exchanges: list[ExchangeFiles]
 
     @property
-    def wrong(self) -> list[Look]:
+    def wrong(self) -> list[PairReport]:
         """The pairs that are not complete, and so not added up."""
         return [look for look in self.looks if look.state is not PairState.COMPLETE]
 
@@ -53,9 +53,9 @@ class Listing:
         return any(look.is_locked for look in self.looks)
 
 
-def add_up(looks: Iterable[Look]) -> Listing:
+def add_up(looks: Iterable[PairReport]) -> Listing:
     """Add up the pairs into a `Listing`."""
-    kept: list[Look] = []
+    kept: list[PairReport] = []
     exchanges: dict[tuple[str, int, int], ExchangeFiles] = {}
     for look in looks:
         _add(look, exchanges)
@@ -63,7 +63,7 @@ def add_up(looks: Iterable[Look]) -> Listing:
     return Listing(kept, [exchanges[key] for key in sorted(exchanges)])
 
 
-def _add(look: Look, exchanges: dict[tuple[str, int, int], ExchangeFiles]) -> None:
+def _add(look: PairReport, exchanges: dict[tuple[str, int, int], ExchangeFiles]) -> None:
     writer, table = look.inspection.writer, look.inspection.table
     if look.state is not PairState.COMPLETE or writer is None or table is None:
         return

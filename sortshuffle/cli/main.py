@@ -74,7 +74,7 @@ def main() -> None:
     """Look into sortshuffle's files, check them, clean up after crashes, serve them to other hosts, and put
     sortshuffle under a whole Spark job.
 
-    Exit codes: 0 all is well, 1 something is wrong with the files, or a directory cannot be listed, 2 the
+    Exit codes: 0 all is well, 1 something is wrong with the files, or some cannot be looked at, 2 the
     call is wrong, 3 standard output cannot be written to, 4 a store or a service refuses or does not answer,
     or a store's library is not installed.
     """

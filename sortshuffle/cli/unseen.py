@@ -1,6 +1,6 @@
 """Places that a command cannot look into, which is not the same as files that it has found to be wrong.
 
-* `PassedOver`: a directory that cannot be listed. The command looks at the rest, and exits 1.
+* `PassedOver`: a file or directory that cannot be looked at. The command looks at the rest, and exits 1.
 * `CannotLook`: a store or service that refuses or does not answer, or a missing library of a store. The
   command ends with exit code 4, because nothing is known of the files.
 
@@ -48,7 +48,7 @@ def storage_errors() -> Iterator[None]:
 
 
 class PassedOver:
-    """Collects directories that cannot be listed, and warns of each on standard error at once."""
+    """Collects places that cannot be looked at, and warns of each on standard error at once."""
 
     def __init__(self) -> None:
         self.documents: list[dict[str, str]] = []

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 import click
 
 from sortshuffle.cli.key_file import key_file_option, read_key
-from sortshuffle.cli.look import AnyPath, Look, is_there, look, pairs_below
 from sortshuffle.cli.output import ConsoleOutput, plural, print_json
+from sortshuffle.cli.pair_report import AnyPath, PairReport, is_there, look, pairs_below
 from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey
@@ -121,7 +121,7 @@ def _lines(paths: Sequence[str], key: EncryptionKey | None) -> Iterator[Line]:
         click.echo(f"There is nothing to check: {paths[0]} is not there{others}.", err=True)
 
 
-def _of_file(found: Look, suffix: str) -> Line:
+def _of_file(found: PairReport, suffix: str) -> Line:
     inspection = found.inspection
     file = inspection.data if suffix == DATA_SUFFIX else inspection.index
     path = inspection.base + suffix if file is None else file.path
@@ -144,7 +144,7 @@ def _of_file(found: Look, suffix: str) -> Line:
     return Line("OK", path, what)
 
 
-def _index_facts(found: Look) -> str:
+def _index_facts(found: PairReport) -> str:
     table = found.inspection.table
     if table is None:
         return "no regions known"
@@ -152,7 +152,7 @@ def _index_facts(found: Look) -> str:
     return f"{plural(regions, 'region')}, {plural(subpartitions, 'subpartition')}"
 
 
-def _data_facts(found: Look) -> str:
+def _data_facts(found: PairReport) -> str:
     inspection = found.inspection
     size = plural(inspection.data.bytes if inspection.data else 0, "byte")
     if inspection.table is None or not inspection.is_pair:

@@ -26,7 +26,7 @@ from sortshuffle.engine.home import Home
 from sortshuffle.engine.map_output import MapOutput
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.format.header import FileHeader
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.homes.host import host_name
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -94,7 +94,7 @@ class Output:
         self._schema = schema
         # random, so that the caller need not number the attempts of a task
         attempt = secrets.randbits(31)
-        self._written_by = Writer(
+        self._written_by = WriterInfo(
             home.application, exchange, map_index=map_index, attempt=attempt, host=host_name()
         )
         self._writer: RecordWriter | None = None

@@ -53,7 +53,7 @@ _KINDS = {kind.value: kind for kind in RegionKind}  # a look-up takes a tenth of
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class WriterInfo:
     """The task that wrote a map output, and the order of its extents. Plain JSON in the file.
 
     ``attempt``: Spark's ``taskAttemptId``, unique in the application. ``driver``: the id of the exchange's
@@ -76,7 +76,7 @@ class Writer:
     def __str__(self) -> str:
         return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
 
-    def signed(self) -> Writer:
+    def signed(self) -> WriterInfo:
         """Return a copy with the current time and this release."""
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         return replace(self, time=time, software=f"sortshuffle {__version__}")
@@ -88,7 +88,7 @@ class Writer:
         return _JSON.encode(fields).encode()
 
     @staticmethod
-    def unpack(data: bytes) -> Writer:
+    def unpack(data: bytes) -> WriterInfo:
         """Parse the JSON. Unknown keys are ignored; missing ones have their defaults.
 
         Raises ValueError if it is not a JSON object, TypeError for a value of the wrong type.
@@ -102,11 +102,11 @@ class Writer:
             wanted = type(getattr(_NOBODY, name))
             if type(value) is not wanted:
                 raise TypeError(f"{name} is not of type {wanted.__name__}")
-        return Writer(**known)
+        return WriterInfo(**known)
 
 
-_NOBODY = Writer()
-_FIELDS = tuple(Writer.__dataclass_fields__)
+_NOBODY = WriterInfo()
+_FIELDS = tuple(WriterInfo.__dataclass_fields__)
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -123,7 +123,7 @@ class Index:
     entries: Entries
     kinds: tuple[RegionKind, ...]
     schema: bytes
-    writer: Writer
+    writer: WriterInfo
     data_bytes: int
 
     @property
@@ -238,9 +238,9 @@ def _unpack_kinds(data: memoryview, start: int, regions: int) -> tuple[RegionKin
         raise Malformed("the region kind is not known", place, "a known one", kind) from None
 
 
-def _unpack_writer(data: memoryview, start: int, size: int) -> Writer:
+def _unpack_writer(data: memoryview, start: int, size: int) -> WriterInfo:
     try:
-        return Writer.unpack(bytes(data[start : start + size]))
+        return WriterInfo.unpack(bytes(data[start : start + size]))
     except (ValueError, TypeError) as error:
         raise Malformed(
             "the writer is not a JSON object of the known form", start, found=str(error)

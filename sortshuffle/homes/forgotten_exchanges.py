@@ -7,8 +7,8 @@ executors have of these exchanges (`service.server.linger`). So the driver need 
 
     <home>/forgotten-<driver>.json      a list of exchange numbers
 
-Exchange numbers are unique within a driver (`format.index.Writer.driver`). Tasks only add numbers, one task
-at a time, under a lock on the home's directory.
+Exchange numbers are unique within a driver (`format.index.WriterInfo.driver`). Tasks only add numbers, one
+task at a time, under a lock on the home's directory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`SharedMemory`: one byte budget of a process, divided among the tasks that use it at the same time.
+"""`SharedBudget`: one byte budget of a process, divided among the tasks that use it at the same time.
 
-    SharedMemory.open --> ShareOfMemory (a `MemoryBudget`) --close--> its bytes go to the other shares
+    SharedBudget.open --> BudgetShare (a `MemoryBudget`) --close--> its bytes go to the other shares
 
 A `MemoryBudget` is for a single thread. The shuffle manager's engine writes and reads for many tasks at once,
 each in its own thread, so each gets a share.
@@ -25,7 +25,7 @@ from sortshuffle.errors import StateError
 from sortshuffle.memory.budget import MemoryBudget
 
 
-class SharedMemory:
+class SharedBudget:
     """A budget of ``limit`` bytes for all shares together. ``floor``: bytes that a share may always hold.
     ``most``: bytes that it may never exceed; by default the whole."""
 
@@ -48,14 +48,14 @@ class SharedMemory:
         """Number of open shares."""
         return self._shares
 
-    def open(self, name: str) -> ShareOfMemory:
+    def open(self, name: str) -> BudgetShare:
         """Open a share, which the caller closes. ``name``: for errors."""
         with self._lock:
             self._shares += 1
-        return ShareOfMemory(self, name)
+        return BudgetShare(self, name)
 
     def leave(self) -> None:
-        """Count one open share less. Called by `ShareOfMemory.close`."""
+        """Count one open share less. Called by `BudgetShare.close`."""
         with self._lock:
             self._shares -= 1
 
@@ -75,12 +75,12 @@ class SharedMemory:
         return self._used + size > self.limit
 
 
-class ShareOfMemory(MemoryBudget):
-    """One task's share, made by `SharedMemory.open`; single-threaded. ``limit``: the limit at its opening."""
+class BudgetShare(MemoryBudget):
+    """One task's share, made by `SharedBudget.open`; single-threaded. ``limit``: the limit at its opening."""
 
     __slots__ = ("_closed", "_whole")
 
-    def __init__(self, whole: SharedMemory, name: str) -> None:
+    def __init__(self, whole: SharedBudget, name: str) -> None:
         super().__init__(whole.limit_of_share(), name)
         self._whole = whole
         self._closed = False

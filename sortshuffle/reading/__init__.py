@@ -16,7 +16,7 @@ For consumers in tasks: the result stages of `ShuffleFrame` (rows) and `ShuffleR
 For the shuffle service, where a map output has many consumers
 
     scheduler, batch_reader, swept_file    read one partition for all consumers, in the order of the file
-    kept_indexes                           indexes of what was read last, for the readers that come next
+    index_cache                            indexes of what was read last, for the readers that come next
     sweep, segment_batch, read_shares      the plan of the reads; memory of one run; memory of all readers
     subpartition_reader                    the view of one consumer
 """

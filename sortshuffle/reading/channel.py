@@ -126,7 +126,7 @@ class LocalInputChannel:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchResult:
     """The decoded items of some extents (for Arrow: record batches), and the metrics of the fetch."""
 
     batches: list[Any]
@@ -180,7 +180,7 @@ class Fetch:
         """Return the most bytes that the fetch holds."""
         return sum(memory_of(extent, payload) for extent in self.extents)
 
-    def run(self, payload: Payload, readers: OpenReaders | None = None) -> Fetched:
+    def run(self, payload: Payload, readers: OpenReaders | None = None) -> FetchResult:
         """Open, read, verify, decompress and decode the extents. Raises `DataLossError` with the place.
         ``readers``: lets another thread give up the fetch."""
         metrics = TaskMetrics()
@@ -195,7 +195,7 @@ class Fetch:
                 with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
                     batches.extend(decoder.decode(part))
                     decoder.finish()
-        return Fetched(batches, metrics)
+        return FetchResult(batches, metrics)
 
     def stream(
         self, payload: Payload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics

@@ -1,7 +1,7 @@
 """`Fetcher`: reads channels for one consumer task, in threads and within a budget.
 
 Used by `InputGate` for unsorted rows, by `RecordGate`, by `MultiPassMerge` and external sorts for their runs,
-and by the engine for blocks of other hosts (`service.jvm.elsewhere`).
+and by the engine for blocks of other hosts (`service.jvm.nonlocal_blocks`).
 
 Fetches of a few MiB are read ahead in threads within the budget. A larger fetch is streamed in parts. The
 order is that of the channels and their extents, whatever the number of threads and the memory.
@@ -21,7 +21,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.reading.channel import (
     Fetch,
-    Fetched,
+    FetchResult,
     InputChannel,
     LocalInputChannel,
     OpenReaders,
@@ -121,15 +121,15 @@ class Fetcher:
         finally:
             self.budget.release(memory)
 
-    def _count(self, fetched: Fetched) -> list[Any]:
+    def _count(self, fetched: FetchResult) -> list[Any]:
         self.metrics.merge(fetched.metrics)
         self.metrics.peak(self.budget.peak)
         return fetched.batches
 
-    def _run_all(self, fetches: Sequence[Fetch], readers: OpenReaders) -> list[Fetched]:
+    def _run_all(self, fetches: Sequence[Fetch], readers: OpenReaders) -> list[FetchResult]:
         return [self._run(fetch, readers) for fetch in fetches]
 
-    def _run(self, fetch: Fetch, readers: OpenReaders | None = None) -> Fetched:
+    def _run(self, fetch: Fetch, readers: OpenReaders | None = None) -> FetchResult:
         return fetch.run(self.payload, readers)
 
 

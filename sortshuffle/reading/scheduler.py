@@ -24,7 +24,7 @@ Rules
 * The files are opened for the first reader, and closed when no reader has anything left to read. They are
   opened under a separate lock, so that only callers that create a reader wait for a disk.
 * Open files keep no index: thousands may be open, each with an index of many MiB. Whoever creates a reader
-  takes the index from `KeptIndexes`, or else reads it.
+  takes the index from `IndexCache`, or else reads it.
 
 Ownership: a run owns its batch and returns the unused segments; a reader owns the slices delivered to it.
 When all slices of a segment have been recycled, the segment returns to the pool (`ReadShares.recycle`).
@@ -49,7 +49,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.reading.batch_reader import BatchReader, add_to_reader, fail_reader
-from sortshuffle.reading.kept_indexes import KeptIndexes
+from sortshuffle.reading.index_cache import IndexCache
 from sortshuffle.reading.read_shares import ReadShares
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.reading.sweep import Sweep
@@ -89,7 +89,7 @@ class ReadScheduler:
         *,
         timeout: float = BUFFER_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
-        indexes: KeptIndexes | None = None,
+        indexes: IndexCache | None = None,
     ) -> None:
         self.file = file
         self.file_id = file_id

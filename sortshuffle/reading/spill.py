@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from sortshuffle.format.header import FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
@@ -111,11 +111,15 @@ class SpillWriter:
         """Complete the file. Returns its runs in the order of writing; the caller closes each."""
         with self._metrics.step("merge"):
             writer = self._writer
-            file = writer.finish(Writer(), self._payload.schema.serialize().to_pybytes())
+            file = writer.finish(WriterInfo(), self._payload.schema.serialize().to_pybytes())
             index, reader = open_unlinked(file, writer.header.file_id, "this task's own merge", writer.key)
+            try:
+                extents = extents_of(index, 0)
+            except BaseException:
+                reader.close()
+                raise
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
         spilled = SpillFile(reader, len(self._ends))
-        extents = extents_of(index, 0)
         starts = [0, *self._ends]
         return [
             SpilledRun(spilled, tuple(extents[start:stop]))

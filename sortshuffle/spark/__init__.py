@@ -11,7 +11,7 @@
     session      a Spark session: requirements, settings, planner, shuffle services
     manager      Spark's shuffle manager: the driver's half, and the JVM's in Java
 
-Modules that they share: `control` (control rows), `schema` (Spark's types as Arrow types), `conforming`
+Modules that they share: `control_rows`, `schema` (Spark's types as Arrow types), `conforming`
 (batches brought to a schema) and `worker_errors` (errors of tasks, for the driver). `data_source` shows map
 outputs as a DataFrame. Tasks import `worker`, `steps` and `functions`, never `plan`, `operators` or `frame`.
 """

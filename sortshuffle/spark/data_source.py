@@ -210,7 +210,7 @@ def _files_at(path: str) -> list[PartitionedFile]:
 
 
 def _raise(error: OSError) -> None:
-    raise UsageError(f"{error.filename} cannot be listed: {error.strerror}")
+    raise UsageError(f"{error.filename} cannot be looked at: {error.strerror}")
 
 
 def _finished_file(path: str) -> PartitionedFile:

@@ -40,7 +40,7 @@ from sortshuffle.format.checksum import BytesLike, checksum_of_checksums
 from sortshuffle.format.encryption import BufferPlace, EncryptionKey, FileCipher, encrypt_buffer, encrypt_run
 from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
-from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
+from sortshuffle.format.index import ENTRY, Entries, RegionKind, WriterInfo, pack_tail
 from sortshuffle.options import MIB
 from sortshuffle.storage.files.local_pair import IOV_MAX, LocalPair
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -224,7 +224,7 @@ class PartitionedFileWriter:
                 self._write_index()
         return self._entries
 
-    def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
+    def finish(self, writer: WriterInfo, schema: bytes = b"") -> PartitionedFile:
         """Complete the index and give both files their names. Raises `StateError` inside a region."""
         self._expect(_State.BETWEEN_REGIONS)
         with self._failing():
@@ -305,7 +305,7 @@ class PartitionedFileWriter:
         sizes = self._entries["bytes"][order]
         self._entries["offset"][order] = self._region_start + np.cumsum(sizes) - sizes
 
-    def _append_tail(self, writer: Writer, schema: bytes) -> None:
+    def _append_tail(self, writer: WriterInfo, schema: bytes) -> None:
         body, footer = pack_tail(
             head_and_entries=self._index_bytes,
             subpartitions=self.header.subpartitions,

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.format.header import Codec, PayloadKind
-from sortshuffle.format.index import Entries, RegionKind, Writer
+from sortshuffle.format.index import Entries, RegionKind, WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -152,7 +152,7 @@ class SortMergeResultPartition(ABC):
         """Records that the consumer of each subpartition gets, counted like `subpartition_bytes`."""
         return np.array(self._subpartition_records)
 
-    def finish(self, writer: Writer) -> PartitionedFile:
+    def finish(self, writer: WriterInfo) -> PartitionedFile:
         """Write everything held, and complete the file. Only a completed file can be read."""
         self._expect_open()
         with self._whole_or_failed():

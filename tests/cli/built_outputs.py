@@ -16,7 +16,7 @@ from engine import end_region
 
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
@@ -102,8 +102,8 @@ def fill(output: RowResultPartition, unicast_regions: int = 2, count: int = ROWS
         end_region(output)
 
 
-def signature(exchange: int, map_index: int, attempt: int, application: str) -> Writer:
-    return Writer(
+def signature(exchange: int, map_index: int, attempt: int, application: str) -> WriterInfo:
+    return WriterInfo(
         application=application,
         exchange=exchange,
         stage=4,

@@ -28,10 +28,10 @@ from built_outputs import (
 )
 from run_cli import run, run_json, unlistable
 
-from sortshuffle.cli.pages import LIMIT
+from sortshuffle.cli.dump_text import LIMIT
 from sortshuffle.format.buffer import seal
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
@@ -285,7 +285,7 @@ def one_batch(tmp_path: Path, batch: pa.RecordBatch) -> PartitionedFile:
     writer = PartitionedFileWriter(PartitionedFile.named(str(tmp_path), 1, 0, 1), header)
     with RowResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics()) as output:
         output.write(batch)
-        return output.finish(Writer(application="app\x1b[31m"))
+        return output.finish(WriterInfo(application="app\x1b[31m"))
 
 
 def test_values_that_python_or_json_have_no_room_for(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_rows_that_do_not_decode_are_a_fault(tmp_path: Path) -> None:
         writer.start_region()
         writer.write_extents([(0, [seal(b"not Arrow", 9, records=1)])])
         writer.finish_region()
-        file = writer.finish(Writer(), pa.schema([("k", pa.int64())]).serialize().to_pybytes())
+        file = writer.finish(WriterInfo(), pa.schema([("k", pa.int64())]).serialize().to_pybytes())
     code, document = run_json("dump", file.data_path, "--records", 1)
     assert code == 1
     assert "cannot be decoded" in document["faults"][0]["what"]

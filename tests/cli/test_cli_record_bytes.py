@@ -11,7 +11,7 @@ import pytest
 from run_cli import run, run_json
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> PartitionedFile:
     ends = (28 * (numbers + 1)).astype(np.int32)
     with PlacedResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics()) as partition:
         partition.write(PlacedRecords(numbers % SUBPARTITIONS, ends, b"".join(rows)))
-        return partition.finish(Writer("app-1", 3, 0, 17, 204, "host"))
+        return partition.finish(WriterInfo("app-1", 3, 0, 17, 204, "host"))
 
 
 def test_dump_shows_the_file_as_it_shows_others(file: PartitionedFile) -> None:

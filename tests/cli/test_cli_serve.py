@@ -111,7 +111,7 @@ def hang(*arguments):
     print("it hangs", flush=True)
     os.read(os.pipe()[0], 1)
 
-os.dup2(1, 2)  # one pipe for both
+sys.stderr = sys.stdout  # one pipe for both
 setattr(calls, sys.argv.pop(1), hang)
 serve.STOP_TIMEOUT = 0.5
 serve.SWEEP_EVERY = float(sys.argv.pop(1))
@@ -230,7 +230,7 @@ def told_by_a_live_process(directory: Path, page: str) -> None:
     """As a service that a task has started says where its status page is."""
     directory.mkdir(parents=True)
     pid = os.getpid()
-    service = rendezvous.Supervised("127.0.0.1", 1, pid, process_start(pid) or 0)
+    service = rendezvous.ServiceRecord("127.0.0.1", 1, pid, process_start(pid) or 0)
     (directory / rendezvous.SERVICE_FILE).write_text(json.dumps(asdict(service)))
     rendezvous.write_status_page(str(directory), page)
 

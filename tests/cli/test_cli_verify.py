@@ -15,10 +15,10 @@ from built_outputs import BROADCAST_ROWS, FILE_ID, ROWS, SCHEMA, build, fill, ro
 from run_cli import deep, put_into, run, run_json, unlistable
 
 from sortshuffle import calls
-from sortshuffle.cli.look import pairs_below
+from sortshuffle.cli.pair_report import pairs_below
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -47,7 +47,7 @@ def written_with(tmp_path: Path, buffer: SealedBuffer) -> PartitionedFile:
         writer.start_region()
         writer.write_extents([(0, [buffer])])
         writer.finish_region()
-        return writer.finish(Writer(), SCHEMA.serialize().to_pybytes())
+        return writer.finish(WriterInfo(), SCHEMA.serialize().to_pybytes())
 
 
 def encoded() -> SealedBuffer:

@@ -17,7 +17,7 @@ from sortshuffle.format.index import (
     ENTRY,
     ENTRY_BYTES,
     RegionKind,
-    Writer,
+    WriterInfo,
     pack_tail,
     unpack_entries,
     unpack_index,
@@ -215,12 +215,12 @@ def test_a_writer_that_is_not_a_json_object_is_refused(written: bytes) -> None:
 
 def test_keys_that_are_not_known_are_ignored_and_missing_ones_have_their_defaults() -> None:
     index = unpack_index(with_writer(b'{"attempt":9,"from a later release":{"a":[1]},"ordering":["k","l"]}'))
-    assert index.writer == Writer(attempt=9, ordering=("k", "l"))
+    assert index.writer == WriterInfo(attempt=9, ordering=("k", "l"))
 
 
 @given(
     st.builds(
-        Writer,
+        WriterInfo,
         application=st.text(),
         exchange=st.integers(0),
         attempt=st.integers(0),
@@ -228,12 +228,12 @@ def test_keys_that_are_not_known_are_ignored_and_missing_ones_have_their_default
         ordering=st.lists(st.text()).map(tuple),
     )
 )
-def test_a_writer_is_read_back_as_it_was(writer: Writer) -> None:
-    assert Writer.unpack(writer.pack()) == writer
+def test_a_writer_is_read_back_as_it_was(writer: WriterInfo) -> None:
+    assert WriterInfo.unpack(writer.pack()) == writer
 
 
 def test_a_writer_is_compact_utf8_json_with_the_documented_keys() -> None:
-    packed = Writer(host="zürich", ordering=("k",)).pack()
+    packed = WriterInfo(host="zürich", ordering=("k",)).pack()
     assert "zürich".encode() in packed
     assert b" " not in packed
     assert list(json.loads(packed)) == [

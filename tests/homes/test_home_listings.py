@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(calls, name, counting)
 
-    for name in ("listdir", "scandir", "glob", "iglob", "lstat", "stat", "open", "unlink"):
+    for name in ("listdir", "scandir", "glob", "lstat", "stat", "open", "unlink"):
         count(name)
     return counts
 

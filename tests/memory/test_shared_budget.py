@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sortshuffle.errors import StateError
-from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.memory.shared_budget import SharedBudget
 
 LIMIT, FLOOR = 1000, 100
 WRITERS, ROUNDS = 8, 400
 
 
 def test_one_alone_has_it_all() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     share = whole.open("map 1")
     assert not share.would_exceed(LIMIT)
     assert share.would_exceed(LIMIT + 1)
@@ -34,7 +34,7 @@ def test_one_alone_has_it_all() -> None:
 
 
 def test_a_share_shrinks_when_another_opens() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     first = whole.open("map 1")
     first.charge(450)
     assert not first.would_exceed(LIMIT - 450)
@@ -47,7 +47,7 @@ def test_a_share_shrinks_when_another_opens() -> None:
 
 
 def test_one_alone_has_no_more_than_a_share_may_have() -> None:
-    whole = SharedMemory(LIMIT, FLOOR, most=300)
+    whole = SharedBudget(LIMIT, FLOOR, most=300)
     first = whole.open("read 1")
     assert (first.limit, first.would_exceed(300), first.would_exceed(301)) == (300, False, True)
     others = [whole.open(f"read {number}") for number in range(2, 6)]
@@ -55,7 +55,7 @@ def test_one_alone_has_no_more_than_a_share_may_have() -> None:
 
 
 def test_a_share_grows_again_when_the_others_close() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     first = whole.open("map 1")
     others = [whole.open(f"map {number}") for number in range(2, 5)]
     assert first.would_exceed(251)
@@ -66,7 +66,7 @@ def test_a_share_grows_again_when_the_others_close() -> None:
 
 def test_one_that_was_opened_among_others_grows_when_they_close() -> None:
     """What counts is the share now."""
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     first = whole.open("map 1")
     second = whole.open("map 2")
     assert second.would_exceed(501)
@@ -75,7 +75,7 @@ def test_one_that_was_opened_among_others_grows_when_they_close() -> None:
 
 
 def test_what_others_hold_above_their_share_is_not_free() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     first = whole.open("map 1")
     first.charge(800)
     second = whole.open("map 2")
@@ -87,7 +87,7 @@ def test_what_others_hold_above_their_share_is_not_free() -> None:
 
 
 def test_the_floor_is_everybodys_whatever_the_others_hold() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     first = whole.open("map 1")
     first.charge(LIMIT)
     second = whole.open("map 2")
@@ -98,7 +98,7 @@ def test_the_floor_is_everybodys_whatever_the_others_hold() -> None:
 
 
 def test_with_more_shares_than_floors_fit_each_has_the_floor() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     shares = [whole.open(f"map {number}") for number in range(25)]
     assert {each.limit for each in shares[10:]} == {FLOOR}
     for each in shares:
@@ -109,7 +109,7 @@ def test_with_more_shares_than_floors_fit_each_has_the_floor() -> None:
 
 
 def test_one_item_may_be_larger_than_all_of_it() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     share = whole.open("map 1")
     share.charge(5 * LIMIT)
     assert (whole.used, share.would_exceed(0)) == (5 * LIMIT, True)
@@ -118,7 +118,7 @@ def test_one_item_may_be_larger_than_all_of_it() -> None:
 
 
 def test_more_than_it_holds_cannot_be_given_back_by_a_share() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     first, second = whole.open("map 1"), whole.open("map 2")
     first.charge(10)
     second.charge(10)
@@ -128,7 +128,7 @@ def test_more_than_it_holds_cannot_be_given_back_by_a_share() -> None:
 
 
 def test_closing_gives_back_everything_once() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     first, second = whole.open("map 1"), whole.open("map 2")
     first.charge(30)
     second.charge(40)
@@ -140,7 +140,7 @@ def test_closing_gives_back_everything_once() -> None:
 
 
 def test_a_part_of_a_share_counts_in_the_whole() -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     part = whole.open("map 1").share(70, "messages")
     part.charge(60)
     assert (whole.used, part.would_exceed(11)) == (60, True)
@@ -154,7 +154,7 @@ def test_a_part_of_a_share_counts_in_the_whole() -> None:
 def test_the_whole_is_the_sum_of_the_shares_and_exceeds_its_limit_by_floors_only(
     steps: list[tuple[int, str, int]],
 ) -> None:
-    whole = SharedMemory(LIMIT, FLOOR)
+    whole = SharedBudget(LIMIT, FLOOR)
     shares = [whole.open(str(number)) for number in range(5)]
     for number, what, size in steps:
         share = shares[number]
@@ -171,7 +171,7 @@ def test_the_whole_is_the_sum_of_the_shares_and_exceeds_its_limit_by_floors_only
 
 
 def test_threads_that_open_fill_and_close_shares_leave_nothing() -> None:
-    whole = SharedMemory(1 << 20, 1 << 14)
+    whole = SharedBudget(1 << 20, 1 << 14)
     started = threading.Barrier(WRITERS)
     failures: list[BaseException] = []
 

@@ -36,7 +36,7 @@ from random_tables import batches
 from sortshuffle.errors import CorruptDataError, MissingDataError
 from sortshuffle.format.buffer import StoredBuffer
 from sortshuffle.format.header import Codec
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
@@ -510,7 +510,7 @@ def test_rows_of_any_types_go_through_whole_partitions(
             half = (start + stop) // 2
             partition.write(written.slice(start, half - start))
             partition.write(written.slice(half, stop - half))
-            partition.finish(Writer())
+            partition.finish(WriterInfo())
         outputs.append(output)
     for target, gate in enumerate(consumers(outputs, ArrowPayload(written.schema, codec), memory)):
         kept = pa.array([row for row, to in enumerate(targets.to_pylist()) if to == target], pa.int64())
@@ -545,7 +545,7 @@ def test_rows_sorted_by_any_key_go_through_whole_partitions(
         )
         with output.partition as partition:
             partition.write(part)
-            partition.finish(Writer())
+            partition.finish(WriterInfo())
         outputs.append(output)
     (gate,) = consumers(outputs, ArrowPayload(written.schema, Codec.NONE), memory)
     found = [place for each in gate.sorted_batches(BY_NUMBER) for place in each.column(1).to_pylist()]
@@ -561,7 +561,7 @@ def test_several_regions_and_messages_go_through_a_whole_partition(tmp_path: Pat
         )
         with output.partition as partition:
             partition.write(written)
-            partition.finish(Writer())
+            partition.finish(WriterInfo())
         assert read_index(output.file).regions > 3
         for memory in (MIB // 4, 64 * MIB):
             payload = ArrowPayload(SCHEMA, Codec.NONE)

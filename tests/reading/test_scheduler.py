@@ -715,13 +715,14 @@ def test_a_run_that_was_refused_is_not_made_beside_the_next_one(stage: MakeStage
 
 
 def test_a_run_that_began_before_it_was_refused_is_made(stage: MakeStage, reads: Reads) -> None:
-    here = stage(random_pair(1, 2, 1000), threads=Refusing(lambda threads: threads.step()))
+    refusing = Refusing(lambda threads: threads.step())
+    here = stage(random_pair(1, 4, 3 * SEGMENT), read_pool(8, SEGMENT, batch=4), refusing)
     reader, consumer = here.open(0)
-    assert reader.cause is None
-    here.drain((reader, consumer))
+    assert reader.held and reader.cause is None
     consumer.drain(reader)
+    here.drain((reader, consumer))
     assert bytes(consumer.data) == stored(here.file, one(0)) and consumer.ended
-    assert len(reads.made) == 2
+    assert sum(size for _, size in reads.made) == len(consumer.data)
 
 
 @pytest.mark.parametrize("gone", ["data", "index", "both"])

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, DataFrameWriter, GroupedData, PandasCogroupedOps, SparkSession
 
 from sortshuffle.spark.frame.classic_frame import ClassicFrame
-from sortshuffle.spark.frame.frame_writer import FrameWriter
+from sortshuffle.spark.frame.frame_writer import ShuffleFrameWriter
 from sortshuffle.spark.frame.grouped_frame import CoGroupedFrame, GroupedFrame
 from sortshuffle.spark.frame.shuffle_session import ShuffleSession
 from sortshuffle.spark.session.requirements import is_classic
@@ -22,7 +22,7 @@ def pairs(spark: Any) -> list[tuple[type, type]]:
             (ClassicFrame, DataFrame),
             (GroupedFrame, GroupedData),
             (CoGroupedFrame, PandasCogroupedOps),
-            (FrameWriter, DataFrameWriter),
+            (ShuffleFrameWriter, DataFrameWriter),
             (ShuffleSession, SparkSession),
         ]
     # packages that classic sessions do without
@@ -35,7 +35,7 @@ def pairs(spark: Any) -> list[tuple[type, type]]:
         (ConnectFrame, dataframe.DataFrame),
         (GroupedFrame, group.GroupedData),
         (CoGroupedFrame, group.PandasCogroupedOps),
-        (FrameWriter, readwriter.DataFrameWriter),
+        (ShuffleFrameWriter, readwriter.DataFrameWriter),
         (ConnectShuffleSession, session.SparkSession),
     ]
 

@@ -11,7 +11,7 @@ import pytest
 from engine import ROOT
 from job_process import run_job
 
-from sortshuffle.spark.session.requirements import NO_ROLLBACK
+from sortshuffle.spark.session.requirements import NO_ROLLBACK, ROLLBACK
 
 JOB = Path(__file__).parent / "jobs" / "every_operator.py"
 PATIENCE = 450  # seconds; the job took 180 beside other tests, on a slow machine
@@ -44,6 +44,10 @@ def test_a_session_without_the_setting_is_refused_with_its_name_and_value(
     refusal = printed["refusals"][setting]
     assert f"the setting {setting} to be false, and it is true" in refusal
     assert f'spark.conf.set("{setting}", "false")' in refusal
+
+
+def test_a_session_with_sparks_default_is_refused(printed: dict[str, Any]) -> None:
+    assert f"the setting {ROLLBACK} to be false, and it is true" in printed["refusal_by_default"]
 
 
 def test_a_stopped_session_is_refused(printed: dict[str, Any]) -> None:

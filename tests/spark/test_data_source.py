@@ -22,7 +22,7 @@ import sortshuffle
 from sortshuffle.errors import CorruptDataError, MissingDataError, UnsupportedError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import RegionKind, Writer
+from sortshuffle.format.index import RegionKind, WriterInfo
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.spark import data_source
@@ -66,7 +66,7 @@ def write_output(
             if batches:
                 writer.write_extents([(target, batches)])
         writer.finish_region()
-    who = Writer(application, exchange, 2, map_index, attempt, "host")
+    who = WriterInfo(application, exchange, 2, map_index, attempt, "host")
     writer.finish(who, schema.serialize().to_pybytes() if kind is PayloadKind.ARROW else b"")
     return file
 

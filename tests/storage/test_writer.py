@@ -34,7 +34,7 @@ from sortshuffle import calls
 from sortshuffle.errors import FileAccessError, OutOfDiskError, StateError
 from sortshuffle.format.buffer import BytesLike, SealedBuffer, seal
 from sortshuffle.format.header import HEADER_BYTES
-from sortshuffle.format.index import ENTRY_BYTES, RegionKind, Writer
+from sortshuffle.format.index import ENTRY_BYTES, RegionKind, WriterInfo
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, seal_event
 from sortshuffle.storage.files.local_pair import IOV_MAX, LocalPair, _write_all
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -124,7 +124,7 @@ def test_the_worked_example_of_the_format_description_is_what_is_written(tmp_pat
             assert int(offset, 16) == len(documented[name]), f"{name} file, line {offset}"
             documented[name] += bytes.fromhex(line)
         assert len(documented[name]) == int(size)
-    example_writer = Writer("app-1", 3, 5, 17, 204, "h", "2026-01-02T03:04:05Z", "sortshuffle 0.1.0")
+    example_writer = WriterInfo("app-1", 3, 5, 17, 204, "h", "2026-01-02T03:04:05Z", "sortshuffle 0.1.0")
     with new_writer(tmp_path, subpartitions=2, first=1) as writer:
         write_region(writer, Region({1: [b"\5\0\0\0hello"]}), [1, 0])
         writer.start_region(RegionKind.BROADCAST)
@@ -379,7 +379,7 @@ def test_after_a_region_that_could_not_be_ended_only_abandon_is_left(
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
             patch.setattr(PartitionedFileWriter, "_place_extents", no_memory)
             writer.finish_region()
-        for call in (writer.start_region, writer.finish_region, lambda: writer.finish(Writer())):
+        for call in (writer.start_region, writer.finish_region, lambda: writer.finish(WriterInfo())):
             with pytest.raises(StateError, match="is half written after a failed call"):
                 call()
     assert os.listdir(tmp_path) == []

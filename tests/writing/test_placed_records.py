@@ -33,7 +33,7 @@ from sortshuffle.errors import CorruptDataError, OutOfDiskError, StateError, Usa
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import RegionKind
 from sortshuffle.memory.budget import MemoryBudget
-from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.memory.shared_budget import SharedBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
@@ -360,7 +360,7 @@ def test_abandoning_lets_go_of_all_memory_and_leaves_no_file(tmp_path: Path, cou
 
 
 def test_writers_that_share_the_memory_keep_to_it_and_give_it_back(tmp_path: Path) -> None:
-    shared = SharedMemory(8 * MIB, MIB)
+    shared = SharedBudget(8 * MIB, MIB)
     frames = [[noise(100 * at + seed, 100, 3000) for seed in range(40)] for at in range(4)]
     outputs = []
     for at in range(4):
@@ -553,7 +553,7 @@ def test_writing_does_not_import_pandas(tmp_path: Path) -> None:
 import sys
 import numpy as np
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.record_bytes import RecordBytesPayload
@@ -567,7 +567,7 @@ writer = PartitionedFileWriter(PartitionedFile.named(sys.argv[1], 1, 2, 3), head
 layout = RecordBytesLayout(RecordBytesPayload(Codec.LZ4), 2)
 partition = PlacedResultPartition(writer, layout, MemoryBudget(1 << 20), TaskMetrics())
 partition.write(PlacedRecords(np.array([1, 0], np.int32), np.array([1, 3], np.int32), b"abc"))
-partition.finish(Writer())
+partition.finish(WriterInfo())
 print("pandas" in sys.modules)
 """
     ended = subprocess.run(

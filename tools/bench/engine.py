@@ -27,7 +27,7 @@ from harness import DATA, Side, compare, on_one_core, record
 from rows import BATCH_ROWS, SCHEMA, batch
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
@@ -105,7 +105,7 @@ def engine_run(
     with RowResultPartition(PartitionedFileWriter(file, header), layout, budget, metrics) as partition:
         for rows in batches:
             partition.write(rows)
-        partition.finish(Writer())
+        partition.finish(WriterInfo())
     index = read_index(file, header.file_id)
     size = rows_read = 0
     for subpartition in range(subpartitions):

@@ -19,7 +19,7 @@ from engine import ROUNDS, recycle_page_cache, scratch
 from harness import Side, compare, on_one_core, record
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
@@ -61,7 +61,7 @@ def write(directory: Path, pushes: list[memoryview], count: int, metrics: TaskMe
     with FrameResultPartition(writer, layout, MemoryBudget(MEMORY), metrics) as partition:
         for number in range(count):
             partition.emit(pushes[number % DISTINCT_PUSHES], number % SUBPARTITIONS)
-        partition.finish(Writer())
+        partition.finish(WriterInfo())
     buffers.destroy()
     return file
 

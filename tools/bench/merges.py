@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from harness import Side, compare
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
@@ -77,7 +77,7 @@ def written(number: int, random: np.random.Generator) -> PartitionedFile:
         writer.start_region()
         writer.write_extents([(0, sealed)])
         writer.finish_region()
-        return writer.finish(Writer(), SCHEMA.serialize().to_pybytes())
+        return writer.finish(WriterInfo(), SCHEMA.serialize().to_pybytes())
 
 
 def channels(kind: type[StoredInputChannel], files: list[PartitionedFile]) -> list[StoredInputChannel]:

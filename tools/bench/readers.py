@@ -27,7 +27,7 @@ from harness import MEGA, Side, compare, record
 
 from sortshuffle.format.buffer import seal
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.options import KIB, MIB
 from sortshuffle.reading.scheduler import ReadScheduler, sweep_threads
@@ -81,7 +81,7 @@ def write(directory: str, size: int, extent: int) -> PartitionedFile:
             writer.start_region()
             writer.write_extents([(subpartition, buffers) for subpartition in writer.write_order])
             writer.finish_region()
-        return writer.finish(Writer())
+        return writer.finish(WriterInfo())
 
 
 def drop_from_page_cache(file: PartitionedFile) -> None:

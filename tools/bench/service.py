@@ -32,7 +32,7 @@ from rows import SCHEMA
 
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.homes.owner import HOME_ROOT
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -85,7 +85,7 @@ def write_output(home: Path, number: int, size: int, subpartitions: int, extent:
             one = [messages[(region + n) % len(messages)] for n in range(per_extent)]
             writer.write_extents([(subpartition, one) for subpartition in writer.write_order])
             writer.finish_region()
-        writer.finish(Writer(APPLICATION), SCHEMA.serialize().to_pybytes())
+        writer.finish(WriterInfo(APPLICATION), SCHEMA.serialize().to_pybytes())
     address = MapOutputAddress(APPLICATION, 0, number, number, header.file_id)
     return Output(file.base, address, subpartitions)
 

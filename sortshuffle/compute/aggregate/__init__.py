@@ -3,6 +3,6 @@
 aggregation              what both passes share: the aggregation, and the reducers that make states
 partial, results         the first pass; the second pass
 functions                aggregate functions, as states that can be combined
-choices, decimals        functions such as the least or the first value; exact sums of decimals
+value_functions, decimals  functions such as the least or the first value; exact sums of decimals
 columns, segments        columns of rows and states; the groups of rows
 """

@@ -11,7 +11,7 @@ Rules:
 * ``combined`` receives states in the order of the rows, and keeps that order where it matters (first, last,
   lists).
 * The last digits of floating point sums depend on the order of the rows, as in Spark. All else is exact.
-* Functions that choose among values or collect lists are in `aggregate.choices`.
+* Functions that choose among values or collect lists are in `aggregate.value_functions`.
 * A result that does not fit is an error in Spark's ANSI mode (``ansi``). Errors name the aggregate ``label``.
 """
 

@@ -171,7 +171,7 @@ class _OpenGroup:
             return pa.concat_batches(self._parts)
         except pa.ArrowInvalid as error:  # an offset of 32 bits has overflowed
             raise ResultOverflowError(
-                "what agg() collects of one group does not fit into a column, which holds 2**31 - 1 values or"
+                "what agg() holds of one group does not fit into a column, which holds 2**31 - 1 values or"
                 " bytes of text: collect fewer values, or read the group in parts, in a function for"
                 " applyInArrow() that takes an iterator of batches"
             ) from error
@@ -197,6 +197,7 @@ def first_rows(rows: Batches, keys: Sequence[int], rows_at_a_time: int = OUTPUT_
             yield batch
         elif len(starts):
             yield batch.take(pa.array(starts))
+        del batch  # or it would stay alive while the next one is joined
 
 
 def join_small(batches: Iterable[pa.RecordBatch], rows: int) -> Batches:

@@ -2,7 +2,7 @@
 
 remote_input_channel -> remote_reader -> extent_streams     what input gates read from
 client, client_settings                                     what a task can ask of services; its settings
-service_link, receiver, trouble                             the channels to one service, and their thread
+service_link, receiver, reconnect_policy                    the channels to one service, and their thread
 client_connection, wires, liveness                          one connection: its socket and its progress
 request_table                                               requests on a connection: protocol without I/O
 client_channel, index_channel, questions                    one request

@@ -1,6 +1,6 @@
 """`Backoff`: when to retry what failed, and when to give up.
 
-Used by `Trouble` for a link's connections, and by each channel for requests that the service refused.
+Used by `ReconnectPolicy` for a link's connections, and by each channel for requests that the service refused.
 Arithmetic only: the caller waits.
 
     calm --failed--> in trouble --failed--> .. --failed, too long--> given up

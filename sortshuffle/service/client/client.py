@@ -25,7 +25,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from sortshuffle.errors import Place, StateError
-from sortshuffle.service.client.client_channel import Asked, ClientChannel
+from sortshuffle.service.client.client_channel import ClientChannel, RequestSubject
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.credits import FloatingCredits
 from sortshuffle.service.client.extent_streams import WholeStream
@@ -143,7 +143,7 @@ class ServiceClient:
         0, and for its id the driver's name. Raises `ServiceUnavailableError`, `AuthenticationError`."""
         name = f"exchange {wanted.exchange}, map {wanted.map_index} of {wanted.application}"
         what = f"a finished output of {name}"
-        question = find_question(Asked(what, Place(what), self.address), wanted)
+        question = find_question(RequestSubject(what, Place(what), self.address), wanted)
         with self.link.opened(question):
             self.link.wait(question, lambda: question.is_complete)
         return question.result if isinstance(question.result, FoundOutput) else None
@@ -161,7 +161,7 @@ class ServiceClient:
         caller that another thread may stop. Raises as `find` does, `StateError` if it was stopped."""
         what = f"the verdict on region {region}, subpartition {subpartition} of {output} on host {host}"
         # with the place that the bytes came from, so that a service that refuses the question names it
-        asked = Asked(what, Place(output.file_in(host).data_path), host)
+        asked = RequestSubject(what, Place(output.file_in(host).data_path), host)
         question = damage_question(asked, output, subpartition, region)
         with (opened or self.link.opened)(question):
             self.link.wait(question, lambda: question.is_complete)
@@ -172,7 +172,9 @@ class ServiceClient:
         """Have the service's engine delete the map outputs of a shuffle. Returns whether the engine belongs
         to that application. Raises as `find` does."""
         what = f"the removal of shuffle {shuffle} of {application}"
-        question = remove_question(Asked(what, Place(what), self.address), application, shuffle, token)
+        question = remove_question(
+            RequestSubject(what, Place(what), self.address), application, shuffle, token
+        )
         with self.link.opened(question):
             self.link.wait(question, lambda: question.is_complete)
         return bool(question.result)
@@ -191,5 +193,5 @@ class ServiceClient:
                 self._turn.release()
 
 
-def _asked(what: str, output: MapOutputAddress, host: str) -> Asked:
-    return Asked(f"{what} of {output} on host {host}", Place(str(output)), host)
+def _asked(what: str, output: MapOutputAddress, host: str) -> RequestSubject:
+    return RequestSubject(f"{what} of {output} on host {host}", Place(str(output)), host)

@@ -43,7 +43,7 @@ from sortshuffle.service.wire.protocol import (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSubject:
     """What a channel asks for, as errors name it: ``what``, in words; the ``place``; the ``host`` asked."""
 
     what: str
@@ -55,7 +55,7 @@ class ClientChannel(ABC):
     """A request and what has arrived for it. ``failure``: why the channel failed, None if it has not.
     ``protocol_errors``: protocol errors in a row that concerned this channel."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: RequestSubject) -> None:
         self.asked = asked
         self.number = NO_CHANNEL
         self.failure: BaseException | None = None

@@ -47,7 +47,7 @@ DISCARD_PORT = 9  # any port does: nothing is sent
 
 
 @dataclass(frozen=True, slots=True)
-class Dial:
+class ServiceEndpoint:
     """How to reach a service. ``silence``: seconds that a service which owes something may go without
     progress before the connection counts as cut. Connecting may take as long, too."""
 
@@ -62,10 +62,13 @@ class ClientConnection:
     anything; called in the receiving thread."""
 
     def __init__(
-        self, dial: Dial, is_expecting: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: ServiceEndpoint,
+        is_expecting: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._dial = dial
-        self.liveness = Liveness(dial.silence, is_expecting, clock)
+        self._endpoint = endpoint
+        self.liveness = Liveness(endpoint.silence, is_expecting, clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -85,19 +88,19 @@ class ClientConnection:
     def connect(self) -> None:
         """Connect and greet, in ``silence`` seconds at most. Raises OSError if that fails, of which
         `AuthenticationError` and `ProtocolError` are special cases. The caller calls `close` in any case."""
-        host, port = split_address(self._dial.address)
-        until = self._clock() + self._dial.silence
+        host, port = split_address(self._endpoint.address)
+        until = self._clock() + self._endpoint.silence
         self._reach(host, port, until)
         connected = self._live_socket()
         calls.setsockopt(connected, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._dial.tls is not None:
+        if self._endpoint.tls is not None:
             connected.settimeout(self._left(until, GREETING_TIMEOUT))
-            connected = self._encrypted(connected, self._dial.tls, host)
-        self.segment_bytes = greet(connected, self._dial.secret, self._left(until, GREETING_TIMEOUT))
+            connected = self._encrypted(connected, self._endpoint.tls, host)
+        self.segment_bytes = greet(connected, self._endpoint.secret, self._left(until, GREETING_TIMEOUT))
         if isinstance(connected, ssl.SSLSocket):
-            self._wire = TlsWire(connected, self.liveness.tick, self._dial.silence)
+            self._wire = TlsWire(connected, self.liveness.tick, self._endpoint.silence)
         else:
-            self._wire = PlainWire(connected, self.liveness.tick, self._dial.silence)
+            self._wire = PlainWire(connected, self.liveness.tick, self._endpoint.silence)
         self.liveness.progress()
 
     def post(self, frame: bytes) -> None:
@@ -180,7 +183,7 @@ class ClientConnection:
         """Return the seconds for the next step of connecting: above 0, and ``most`` at most."""
         left = until - self._clock()
         if left <= 0:
-            raise ServiceUnavailableError(f"it was not reached within {self._dial.silence:g} s")
+            raise ServiceUnavailableError(f"it was not reached within {self._endpoint.silence:g} s")
         return min(left, most)
 
     def _reach(self, host: str, port: int, until: float) -> None:
@@ -206,14 +209,14 @@ class ClientConnection:
 
     def _trusted(self, addresses: Sequence[str]) -> Sequence[str]:
         """Select the addresses that may be talked to: without a secret, those of this host."""
-        if self._dial.secret:
+        if self._endpoint.secret:
             return addresses
         here = [each for each in addresses if is_loopback(each)]
         if here:
             return here
         raise AuthenticationError(
-            f"the shuffle service at {self._dial.address} is on another host, and without a secret that could"
-            " be anybody: give services and clients one with spark.sortshuffle.service.secret.file"
+            f"the shuffle service at {self._endpoint.address} is on another host, and without a secret that"
+            " could be anybody: give services and clients one with spark.sortshuffle.service.secret.file"
         )
 
     def _set_socket(self, connected: socket.socket) -> None:
@@ -246,7 +249,7 @@ class ClientConnection:
             encrypted.do_handshake()
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(
-                f"the certificate of the shuffle service at {self._dial.address} is not trusted: {error}."
+                f"the certificate of the shuffle service at {self._endpoint.address} is not trusted: {error}."
                 " Give this host the authority that signed it (spark.sortshuffle.service.tls.authority), and"
                 " the service a certificate for the name or address that it is reached by"
             ) from error

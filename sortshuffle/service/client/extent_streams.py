@@ -26,7 +26,7 @@ from itertools import accumulate
 import pyarrow as pa
 
 from sortshuffle.errors import ProtocolError
-from sortshuffle.service.client.client_channel import Asked, ClientChannel
+from sortshuffle.service.client.client_channel import ClientChannel, RequestSubject
 from sortshuffle.service.client.credits import FloatingCredits
 from sortshuffle.service.wire.protocol import MapOutputAddress, PartitionRequest
 from sortshuffle.storage.files.extents import Extent, aligned_memory
@@ -43,7 +43,7 @@ class ExtentStream(ClientChannel):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RequestSubject,
         output: MapOutputAddress,
         extents: Sequence[Extent],
         start: int = 0,
@@ -119,7 +119,7 @@ class WholeStream(ExtentStream):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RequestSubject,
         output: MapOutputAddress,
         extents: Sequence[Extent],
         subpartitions: SubpartitionRange | None = None,
@@ -198,7 +198,7 @@ class PartStream(ExtentStream):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RequestSubject,
         output: MapOutputAddress,
         extents: Sequence[Extent],
         floating: FloatingCredits,

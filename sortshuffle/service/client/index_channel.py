@@ -11,7 +11,7 @@ from sortshuffle.errors import ProtocolError
 from sortshuffle.format.header import HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.index import ENTRY_BYTES
 from sortshuffle.format.malformed import Malformed
-from sortshuffle.service.client.client_channel import Asked, ClientChannel
+from sortshuffle.service.client.client_channel import ClientChannel, RequestSubject
 from sortshuffle.service.wire.protocol import MapOutputAddress, PartitionRequest, Stream
 
 # The largest index, whatever its header says: with one region, and as many subpartitions as the shuffle
@@ -33,7 +33,7 @@ class IndexChannel(ClientChannel):
     `LARGE_INDEX_BYTES` or one segment. The header is believed only if it carries the id that was requested.
     """
 
-    def __init__(self, asked: Asked, output: MapOutputAddress, regions: int | None = None) -> None:
+    def __init__(self, asked: RequestSubject, output: MapOutputAddress, regions: int | None = None) -> None:
         super().__init__(asked)
         self._output = output
         self._regions = regions

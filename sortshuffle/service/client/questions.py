@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sortshuffle.errors import ProtocolError
-from sortshuffle.service.client.client_channel import Asked, ClientChannel
+from sortshuffle.service.client.client_channel import ClientChannel, RequestSubject
 from sortshuffle.service.wire.protocol import (
     DamageReport,
     Header,
@@ -23,7 +23,7 @@ class Question(ClientChannel):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RequestSubject,
         pack: Callable[[int], bytes],
         kind: Kind,
         unpack: Callable[[Header, bytearray], object],
@@ -55,14 +55,14 @@ class Question(ClientChannel):
         return self._pack(number)
 
 
-def find_question(asked: Asked, output: MapOutputAddress) -> Question:
+def find_question(asked: RequestSubject, output: MapOutputAddress) -> Question:
     """Ask for a finished map output; the answer is a `FoundOutput` or None."""
     return Question(
         asked, lambda number: pack_find_request(number, output), Kind.FIND_RESPONSE, unpack_find_response
     )
 
 
-def remove_question(asked: Asked, application: str, shuffle: int, token: bytes) -> Question:
+def remove_question(asked: RequestSubject, application: str, shuffle: int, token: bytes) -> Question:
     """Ask to remove a shuffle; the answer is whether the service's engine belongs to that application."""
 
     def unpack(header: Header, body: bytearray) -> bool:
@@ -76,7 +76,9 @@ def remove_question(asked: Asked, application: str, shuffle: int, token: bytes) 
     )
 
 
-def damage_question(asked: Asked, output: MapOutputAddress, subpartition: int, region: int) -> Question:
+def damage_question(
+    asked: RequestSubject, output: MapOutputAddress, subpartition: int, region: int
+) -> Question:
     """Ask to check bytes that failed their checksum; the answer is a `Verdict`."""
 
     def pack(number: int) -> bytes:

@@ -11,20 +11,24 @@ import threading
 from typing import NoReturn
 
 from sortshuffle.service.client.client_connection import ClientConnection
+from sortshuffle.service.client.reconnect_policy import ReconnectPolicy
 from sortshuffle.service.client.request_table import RequestTable
-from sortshuffle.service.client.trouble import Trouble
 from sortshuffle.service.wire.protocol import Data, Header, Kind
 
 
 class Receiver:
-    """Receives on one connection. ``lock``: guards ``table`` and ``trouble``."""
+    """Receives on one connection. ``lock``: guards ``table`` and ``reconnect_policy``."""
 
     def __init__(
-        self, connection: ClientConnection, table: RequestTable, trouble: Trouble, lock: threading.Lock
+        self,
+        connection: ClientConnection,
+        table: RequestTable,
+        reconnect_policy: ReconnectPolicy,
+        lock: threading.Lock,
     ) -> None:
         self._connection = connection
         self._table = table
-        self._trouble = trouble
+        self._reconnect_policy = reconnect_policy
         self._lock = lock
 
     def run(self) -> NoReturn:
@@ -63,4 +67,4 @@ class Receiver:
     def _got_on(self, is_progress: bool) -> None:
         if is_progress:
             self._connection.liveness.progress()
-            self._trouble.progress()
+            self._reconnect_policy.progress()

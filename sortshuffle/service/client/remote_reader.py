@@ -26,7 +26,7 @@ import pyarrow as pa
 from sortshuffle.errors import CorruptDataError, MissingDataError, Place, StateError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.service.client.client import ServiceClient
-from sortshuffle.service.client.client_channel import Asked, ClientChannel
+from sortshuffle.service.client.client_channel import ClientChannel, RequestSubject
 from sortshuffle.service.client.extent_streams import PartStream, WholeStream
 from sortshuffle.service.wire.protocol import MapOutputAddress, Verdict
 from sortshuffle.storage.files.extents import Extent, ExtentPart, ExtentReader, aligned_memory
@@ -222,10 +222,12 @@ class RemoteReader(ExtentReader):
 
     # Errors
 
-    def _asked(self, extent: Extent) -> Asked:
+    def _asked(self, extent: Extent) -> RequestSubject:
         file = self._file
         what = f"subpartition {extent.subpartition} of {file.output} on host {file.host} ({file.path})"
-        return Asked(what, Place(file.path, subpartition=extent.subpartition, writer=file.writer), file.host)
+        return RequestSubject(
+            what, Place(file.path, subpartition=extent.subpartition, writer=file.writer), file.host
+        )
 
     @contextmanager
     def _naming(self, extent: Extent) -> Iterator[None]:

@@ -4,7 +4,7 @@
       ClientConnection    at most one at a time: the socket
       RequestTable        the requests on it that may be answered: the protocol, without I/O
       Receiver            passes what arrives to the channels
-      Trouble             whether to try again
+      ReconnectPolicy     whether to try again
 
     idle --open a channel--> connecting --greeted--> receiving
       ^                        ^   |                    |
@@ -33,13 +33,13 @@ from contextlib import contextmanager
 from sortshuffle.errors import ServiceUnavailableError, StateError
 from sortshuffle.service.client.backoff import Backoff
 from sortshuffle.service.client.client_channel import ClientChannel
-from sortshuffle.service.client.client_connection import ClientConnection, Dial
+from sortshuffle.service.client.client_connection import ClientConnection, ServiceEndpoint
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.credits import FloatingCredits
 from sortshuffle.service.client.extent_streams import PartStream
 from sortshuffle.service.client.receiver import Receiver
+from sortshuffle.service.client.reconnect_policy import ReconnectPolicy
 from sortshuffle.service.client.request_table import RequestTable
-from sortshuffle.service.client.trouble import Trouble
 from sortshuffle.service.wire.protocol import pack_close
 
 # A connection may be silent for 1/SILENCES of the time-out, so the client reconnects once before it gives up
@@ -61,8 +61,8 @@ class ServiceLink:
         self._clock = clock
         self._lock = threading.Lock()
         self._woken = threading.Condition(self._lock)  # wakes the thread while it waits to reconnect
-        self._dial = Dial(address, settings.secret, settings.tls, settings.timeout / SILENCES)
-        self._trouble = Trouble(settings.timeout, clock)
+        self._endpoint = ServiceEndpoint(address, settings.secret, settings.tls, settings.timeout / SILENCES)
+        self._reconnect_policy = ReconnectPolicy(settings.timeout, clock)
         self._closed = False
         self._thread: threading.Thread | None = None  # the last one that was started
         self._is_running = False
@@ -163,7 +163,7 @@ class ServiceLink:
             channel.close()
             self._channels.pop(channel, None)
             if not self._channels:
-                self._trouble.end()  # no consumer waits for its end: the next failure is new trouble
+                self._reconnect_policy.end()  # no consumer waits for its end: the next failure is new trouble
             if self._table is not None:
                 self._table.leave(channel)
             self._woken.notify_all()
@@ -255,7 +255,7 @@ class ServiceLink:
             receiver.run()
         except OSError as error:  # which a ProtocolError and an AuthenticationError are too
             since = connection.liveness.last_progress if connecting is None else connecting
-            return error, max(since, self._clock() - self._dial.silence)
+            return error, max(since, self._clock() - self._endpoint.silence)
         finally:
             self._end()
             connection.close()
@@ -266,7 +266,7 @@ class ServiceLink:
             if self._closed or not any(channel.is_wanted for channel in self._channels):
                 self._is_running = False
                 return None
-            self._connection = ClientConnection(self._dial, self._is_expecting, self._clock)
+            self._connection = ClientConnection(self._endpoint, self._is_expecting, self._clock)
             return self._connection
 
     def _begin(self, connection: ClientConnection) -> Receiver:
@@ -274,14 +274,14 @@ class ServiceLink:
         with self._lock:
             if self._closed:
                 raise ServiceUnavailableError("the client was closed")
-            self._trouble.greeted()
+            self._reconnect_policy.greeted()
             service = f"the shuffle service at {self.address}"
             table = RequestTable(service, connection.segment_bytes, connection.post, self._clock)
             self._table = table  # at once, so that `_end` cuts it whatever fails
             for channel in self._channels:
                 table.request(channel)
         connection.flush()
-        return Receiver(connection, table, self._trouble, self._lock)
+        return Receiver(connection, table, self._reconnect_policy, self._lock)
 
     def _end(self) -> None:
         """End the use of the connection: what was requested will be requested again."""
@@ -297,13 +297,13 @@ class ServiceLink:
         with self._lock:
             if self._closed or not self._channels:
                 return
-            if self._trouble.is_final(error):
+            if self._reconnect_policy.is_final(error):
                 self._fail_all(lambda channel: error)
                 return
-            delay = self._trouble.failed(since)
+            delay = self._reconnect_policy.failed(since)
             if delay is None:
-                tried = self._trouble.lasted
-                self._trouble.end()
+                tried = self._reconnect_policy.lasted
+                self._reconnect_policy.end()
                 self._fail_all(lambda channel: self._unavailable(channel, error, tried))
                 return
             self._woken.wait_for(lambda: self._closed or not self._channels, delay)

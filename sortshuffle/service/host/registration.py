@@ -1,5 +1,5 @@
-"""`Registration`: an executor with map outputs on a host, as its rendezvous remembers it; and `Life`: what
-the registrations say of the application.
+"""`Registration`: an executor with map outputs on a host, as its rendezvous remembers it; and
+`ApplicationPhase`: what the registrations say of the application.
 
 Rules
 * The shared homes of the application (`homes.shared_home`) are removed with the rendezvous. So an executor
@@ -31,7 +31,7 @@ from sortshuffle.homes.shared_home import shared_home, stored_home
 from sortshuffle.storage.files.presence import is_gone
 
 
-class Life(IntEnum):
+class ApplicationPhase(IntEnum):
     """What is known of an application on this host. Of several executors the largest counts.
 
     ``OVER``: it has no executor here, and its service need not wait for another. ``WAITING``: it has none,
@@ -150,21 +150,21 @@ class Registration:
         """Return whether the rendezvous must remember it."""
         return self.has_homes_to_remove or self.owner.is_live() or self.is_read_after_end()
 
-    def life(self) -> Life:
+    def phase(self) -> ApplicationPhase:
         """Return what the registration says of its application."""
         owner = self.owner
         if owner.is_live():
-            return Life.LIVE
+            return ApplicationPhase.LIVE
         if owner.application_has_ended():
-            return Life.OVER
+            return ApplicationPhase.OVER
         if self.is_read_after_end():
-            return Life.LIVE
-        return Life.WAITING if self.shared_roots and owner.outlived else Life.OVER
+            return ApplicationPhase.LIVE
+        return ApplicationPhase.WAITING if self.shared_roots and owner.outlived else ApplicationPhase.OVER
 
 
-def life_of(registrations: Sequence[Registration]) -> Life:
+def phase_of(registrations: Sequence[Registration]) -> ApplicationPhase:
     """Return what an application's registrations say of it together."""
-    life = max((each.life() for each in registrations), default=Life.OVER)
-    if life is Life.WAITING and any(each.driver_has_ended() for each in registrations):
-        return Life.OVER
-    return life
+    phase = max((each.phase() for each in registrations), default=ApplicationPhase.OVER)
+    if phase is ApplicationPhase.WAITING and any(each.driver_has_ended() for each in registrations):
+        return ApplicationPhase.OVER
+    return phase

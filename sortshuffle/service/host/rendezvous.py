@@ -17,7 +17,7 @@ however often the service dies, and early clients wait in the backlog. The task 
 
 Rules
 * A process that reads and then changes these files holds the lock: concurrent producers find one supervisor.
-* The service is ended under the lock, too, and not while the application is live here (`Life`).
+* The service is ended under the lock, too, and not while the application is live here (`ApplicationPhase`).
   service.json goes before the socket: if the rest cannot be removed, the supervisor ends nevertheless, and
   the next task starts another.
 * A supervisor that has died is replaced by the next task that looks, on the same port if that is free. A
@@ -44,7 +44,7 @@ from sortshuffle.homes.processes import is_running, process_namespace, process_s
 from sortshuffle.homes.shared_home import begin_to_remove_stored_home, remove_shared_home
 from sortshuffle.homes.small_files import is_partial, replace_json
 from sortshuffle.service.host import rendezvous_directory
-from sortshuffle.service.host.registration import Life, Registration, life_of
+from sortshuffle.service.host.registration import ApplicationPhase, Registration, phase_of
 from sortshuffle.service.host.rendezvous_directory import (
     SOCKET_SUFFIX,
     directory_lock,
@@ -71,7 +71,7 @@ PRIVATE = 0o600  # mode of files
 
 
 @dataclass(frozen=True, slots=True)
-class Supervised:
+class ServiceRecord:
     """A service: where it listens, and its supervisor's process. ``namespace``: of the process number."""
 
     host: str
@@ -88,7 +88,7 @@ class Supervised:
         return bool(self.started) and is_running(self.pid, self.started)
 
 
-_found: dict[str, Supervised] = {}  # by directory: the services that this process has found
+_found: dict[str, ServiceRecord] = {}  # by directory: the services that this process has found
 _registered: set[tuple[str, Registration]] = set()
 _started: list[subprocess.Popen[bytes]] = []  # started here; else Python warns of processes still running
 # homes at a URL for which a process was started that removes them; it tries for minutes, so one is enough
@@ -142,31 +142,31 @@ def registrations(directory: str) -> list[Registration]:
     return [registration for registration in unpacked if registration is not None]
 
 
-def forget_ended(directory: str) -> Life:
+def forget_ended(directory: str) -> ApplicationPhase:
     """Drop registrations that are no longer needed. Returns what all of them said of the application. Takes
     the lock only if there is one to drop, and does not wait for it: if another process has the lock, the next
     call drops them. Raises OSError, `UsageError`."""
     found = registrations(directory)
     if all(each.is_needed() for each in found):
-        return life_of(found)
+        return phase_of(found)
     try:
         with directory_lock(directory, patience=0.0):
             return _forget_ended(directory)
     except TimeoutError:  # another process has it
-        return life_of(found)
+        return phase_of(found)
 
 
-def _forget_ended(directory: str) -> Life:
+def _forget_ended(directory: str) -> ApplicationPhase:
     """Do the same under the lock, which the caller holds."""
     found = registrations(directory)
     for each in found:
         if not each.is_needed():
             _remove(os.path.join(directory, ROOTS, each.owner.home_name))
-    return life_of(found)
+    return phase_of(found)
 
 
-def dissolve(directory: str, most: Life = Life.OVER) -> bool:
-    """Remove the rendezvous and the shared homes, unless the application's `Life` is above ``most``. Returns
+def dissolve(directory: str, most: ApplicationPhase = ApplicationPhase.OVER) -> bool:
+    """Remove the rendezvous and the shared homes, unless the application's phase is above ``most``. Returns
     whether the rendezvous is gone. It is renamed as a whole under the lock: a later task makes a new one."""
     if is_gone(directory):
         return True
@@ -278,20 +278,20 @@ def _register(directory: str, registration: Registration) -> None:
     replace_json(path, asdict(before.joined(registration) if before else registration), PRIVATE)
 
 
-def _running(directory: str) -> Supervised | None:
+def _running(directory: str) -> ServiceRecord | None:
     found = _recorded(directory)
     return found if found is not None and found.is_live() else None
 
 
-def _recorded(directory: str) -> Supervised | None:
+def _recorded(directory: str) -> ServiceRecord | None:
     fields = read_json(os.path.join(directory, SERVICE_FILE))
     try:
-        return Supervised(**fields)  # type: ignore[arg-type]
+        return ServiceRecord(**fields)  # type: ignore[arg-type]
     except TypeError:
         return None
 
 
-def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
+def _start(directory: str, host: str, config: ServiceConfig) -> ServiceRecord:
     before = _recorded(directory)
     port = before.port if before is not None else 0
     make_own(os.path.dirname(socket_path(directory)))
@@ -299,7 +299,7 @@ def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
         process = _supervisor(directory, (listening.fileno(), local.fileno()), config)
         port = listening.getsockname()[1]
     started = process_start(process.pid) or 0
-    found = Supervised(host, port, process.pid, started, process_namespace())
+    found = ServiceRecord(host, port, process.pid, started, process_namespace())
     try:
         replace_json(os.path.join(directory, SERVICE_FILE), asdict(found), PRIVATE)
     except BaseException:

@@ -16,8 +16,8 @@ Rules
 * The supervisor ends with the application, however that ends. It checks the executors' processes every
   second, even while it waits to restart the service.
 * An application is live while it has an executor here, or while Spark serves here what an ended executor left
-  (`Life`). The second case has no time limit of ours: it ends, at the latest, when Spark removes its
-  directories.
+  (`ApplicationPhase`). The second case has no time limit of ours: it ends, at the latest, when Spark removes
+  its directories.
 * The service ends with the supervisor, even if that is killed: the pipe, which only they have, ends then.
 
 Standard library only, about 15 MB: a service takes more and may be killed for it, a supervisor should not.
@@ -38,7 +38,7 @@ from types import FrameType
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.registration import Life
+from sortshuffle.service.host.registration import ApplicationPhase
 
 TICK = 1.0  # seconds between checks of the executors; the death of the service is noticed at once
 # seconds without life until the service of an application that is over ends. Spark replaces a lost executor
@@ -53,7 +53,7 @@ STOPPING = 5.0  # seconds in which a service can end in good order
 
 
 @dataclass(slots=True)
-class BackOff:
+class RestartDelay:
     """The delay before the service is started again."""
 
     delay: float = 0.0
@@ -97,7 +97,7 @@ class ServiceProcess:
         self._directory = directory
         self._listening = listening
         self._config = config
-        self._back_off = BackOff()
+        self._restart_delay = RestartDelay()
         # when to start the next process, by the monotonic clock; None while one runs
         self._due: float | None = None
         self._start()
@@ -118,7 +118,7 @@ class ServiceProcess:
         except subprocess.TimeoutExpired:
             return False
         lived = time.monotonic() - self._since
-        delay = self._back_off.after(lived)
+        delay = self._restart_delay.after(lived)
         log(f"the service ended after {lived:.1f} s ({_ended_by(status)}); starting it again in {delay:g} s")
         self._close_pipe()
         self._due = time.monotonic() + delay
@@ -130,7 +130,7 @@ class ServiceProcess:
             self._due = None
         except OSError as error:  # the machine is short of memory or processes
             log(f"the service cannot be started: {error}")
-            self._due = time.monotonic() + self._back_off.after(0.0)
+            self._due = time.monotonic() + self._restart_delay.after(0.0)
 
     def stop(self) -> None:
         """End the service in good order, or else by force."""
@@ -179,11 +179,11 @@ def main(directory: str, listening: Sequence[int]) -> None:
         while _is_recorded(directory):
             service.keep_up(TICK)
             now = time.monotonic()
-            life = _life(directory)
-            if life is Life.LIVE:
+            phase = _phase(directory)
+            if phase is ApplicationPhase.LIVE:
                 last_live = now
-            patience = QUIET if life is Life.OVER else LINGER
-            if now - last_live >= patience and _is_dissolved(directory, life):
+            patience = QUIET if phase is ApplicationPhase.OVER else LINGER
+            if now - last_live >= patience and _is_dissolved(directory, phase):
                 break
     finally:
         service.stop()
@@ -196,16 +196,16 @@ def _is_recorded(directory: str) -> bool:
     return True
 
 
-def _life(directory: str) -> Life:
+def _phase(directory: str) -> ApplicationPhase:
     """Return what is known of the application. If that cannot be told, it counts as live: a job may run."""
     with _uncounted.logged():
         return rendezvous.forget_ended(directory)
-    return Life.LIVE
+    return ApplicationPhase.LIVE
 
 
-def _is_dissolved(directory: str, life: Life) -> bool:
+def _is_dissolved(directory: str, phase: ApplicationPhase) -> bool:
     with _undissolved.logged():
-        return rendezvous.dissolve(directory, life)
+        return rendezvous.dissolve(directory, phase)
     return False
 
 

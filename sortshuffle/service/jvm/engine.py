@@ -3,7 +3,7 @@
     connection, connection, ..  -->  Engine  -->  MapOutputs      the files of the application on this host
                                              -->  segments        receive frames from the socket
                                              -->  memory          for records that wait for their region
-                                             -->  KnownElsewhere  map outputs on other hosts, and at a URL
+                                             -->  NonLocalCache   map outputs on other hosts, and at a URL
 
 Any thread may call any method. Each shared part has its own lock; all locks are leaves.
 """
@@ -36,18 +36,18 @@ from sortshuffle.homes.host import host_name
 from sortshuffle.homes.lifetime import PARTIAL_SETTLES, remove_unowned, sweep_partials
 from sortshuffle.homes.shared_home import expect_stored_home, make_shared_home
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
-from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.memory.shared_budget import SharedBudget
 from sortshuffle.options import MIB
 from sortshuffle.service.client.client import ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
+from sortshuffle.service.jvm.block_reader import BlockReader
 from sortshuffle.service.jvm.lost_blocks import PROBLEMS
-from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
+from sortshuffle.service.jvm.map_output_writer import SEGMENT_BYTES, MapOutputWriter, WritingResources
+from sortshuffle.service.jvm.outputs import MapOutputCache, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
-from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import RemoteSettings
 from sortshuffle.service.jvm.silent_services import RETRY_AFTER, SilentServices
 from sortshuffle.service.jvm.stored import StoredSettings
-from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
 from sortshuffle.service.wire.address import split_address
 from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.urls import is_url, root_and_application
@@ -110,13 +110,13 @@ class Engine:
         self._home_locks: dict[str, threading.Lock] = {}  # by home
         self._locks_guard = threading.Lock()  # guards the dict of locks
         self._ready: set[str] = set()  # homes that this engine has made
-        known = KnownOutputs()
+        known = MapOutputCache()
         self._key: EncryptionKey | None = None
         self._key_lock = threading.Lock()
         self.outputs = MapOutputs(lambda: self._registered().paths, known, self._homes, lambda: self._key)
         self._most_writers = most_writers()
         segments = NetworkBufferPool(self._most_writers, SEGMENT_BYTES, option=MEMORY_OPTION)
-        self.memory = SharedMemory(settings.write_memory, FLOOR_BYTES)
+        self.memory = SharedBudget(settings.write_memory, FLOOR_BYTES)
         self._writing = WritingResources(
             settings.application,
             host_name(),
@@ -173,7 +173,7 @@ class Engine:
             self._key = key
 
     @contextmanager
-    def writing(self, request: WriteRequest) -> Iterator[MapOutputWriting]:
+    def writing(self, request: WriteRequest) -> Iterator[MapOutputWriter]:
         """Begin a new map output, and abandon it unless it is finished. Waits while too many are being
         written. Raises `BufferTimeoutError`, and as `MapOutputs.new` does."""
         if not self._writers.acquire(timeout=WRITER_TIMEOUT):
@@ -182,7 +182,7 @@ class Engine:
                 f" finished for {WRITER_TIMEOUT:g} s: let fewer tasks run at a time, by spark.executor.cores"
             )
         try:
-            writing = MapOutputWriting(request, self._writing)
+            writing = MapOutputWriter(request, self._writing)
             try:
                 yield writing
             finally:
@@ -214,7 +214,13 @@ class Engine:
         finally:
             for service in request.services:
                 if service != self.settings.address:
-                    self._removal_threads.submit(self._tell, service, request.shuffle)
+                    self._tell_later(service, request.shuffle)
+
+    def _tell_later(self, service: str, shuffle: int) -> None:
+        try:
+            self._removal_threads.submit(self._tell, service, shuffle)
+        except (RuntimeError, MemoryError) as error:  # no thread can be started; one that ends may do it yet
+            _log.warning("shuffle %d may not be removed where %s serves: %s", shuffle, service, error)
 
     def _remove_stored(self) -> None:
         registered = self._registered()
@@ -306,7 +312,7 @@ class Engine:
             self._sweep_later(home)
 
 
-def _close(writing: MapOutputWriting) -> None:
+def _close(writing: MapOutputWriter) -> None:
     try:
         writing.close()
     except OSError as error:  # the map output is finished or abandoned nevertheless

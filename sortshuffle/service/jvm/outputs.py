@@ -6,9 +6,9 @@
     `reader`        opens the data file of one that was found and is no longer kept
     `remove`        forgets and deletes all finished map outputs of a shuffle
 
-`KnownOutputs` keeps map outputs for later requests: the verified index and the open data file of each, or the
-records of a small one. A map output of this host that turns out to be damaged or gone is forgotten at once;
-the next request looks for it again.
+`MapOutputCache` keeps map outputs for later requests: the verified index and the open data file of each, or
+the records of a small one. A map output of this host that turns out to be damaged or gone is forgotten at
+once; the next request looks for it again.
 
 Rules
 * A name alone proves nothing: an opened map output must carry the file id that the request names.
@@ -37,7 +37,7 @@ from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import Index
 from sortshuffle.homes.directories import Directories
-from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
+from sortshuffle.service.jvm.small_outputs import SmallOutputRecords, is_small, read_small
 from sortshuffle.storage.files.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.files.urls import is_url, retry
@@ -84,7 +84,11 @@ class SmallMapOutput:
     __slots__ = ("file", "file_id", "kept_bytes", "small", "subpartitions", "used_at", "written")
 
     def __init__(
-        self, file: PartitionedFile, file_id: bytes, small: SmallOutput, written: WrittenPair | None = None
+        self,
+        file: PartitionedFile,
+        file_id: bytes,
+        small: SmallOutputRecords,
+        written: WrittenPair | None = None,
     ) -> None:
         self.file = file
         self.file_id = file_id
@@ -149,7 +153,7 @@ def _load(file: PartitionedFile, file_id: bytes, reads_small: bool, key: Encrypt
     return small
 
 
-class KnownOutputs:
+class MapOutputCache:
     """Map outputs that were read, and small ones that were written, by file id. Beyond a limit, the least
     recently used map output with an index is dropped. Small map outputs are dropped only after `IDLE` seconds
     without a read. ``clock``: returns seconds."""
@@ -250,7 +254,7 @@ class MapOutputs:
     def __init__(
         self,
         homes: Homes,
-        known: KnownOutputs | None = None,
+        known: MapOutputCache | None = None,
         writable: Homes | None = None,
         key: Callable[[], EncryptionKey | None] = lambda: None,
     ) -> None:
@@ -259,7 +263,7 @@ class MapOutputs:
         self._writable = writable or homes
         # a new object at the beginning and the end of each removal; a map output opened meanwhile is not kept
         self._last_removal = object()
-        self._known = known or KnownOutputs()
+        self._known = known or MapOutputCache()
 
     def new(self, shuffle: int, map_index: int, map_id: int, header: FileHeader) -> PartitionedFileWriter:
         """Return the writer of a new map output. Successive ones rotate over the homes that have room. A home
@@ -317,7 +321,7 @@ class MapOutputs:
             raise
         return reader
 
-    def keep_written(self, file: PartitionedFile, file_id: bytes, small: SmallOutput) -> None:
+    def keep_written(self, file: PartitionedFile, file_id: bytes, small: SmallOutputRecords) -> None:
         """Keep the records of a map output that has just been finished."""
         last_removal = self._last_removal
         if not self._known.has_room_for_small():

@@ -48,24 +48,13 @@ from sortshuffle.errors import (
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
-from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.memory.shared_budget import SharedBudget
 from sortshuffle.options import MIB
 from sortshuffle.service.client.backoff import Backoff
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.client.shortage import cannot_ask, is_raised_at_once, shortage_behind
-from sortshuffle.service.jvm.elsewhere import (
-    THREADS,
-    BlocksElsewhere,
-    FoundBlock,
-    IndexOrRecords,
-    KnownElsewhere,
-    PartOrRecords,
-    in_threads,
-    part_for,
-    read_ahead_memory,
-)
 from sortshuffle.service.jvm.index_part import IndexPart
 from sortshuffle.service.jvm.lost_blocks import (
     PROBLEMS,
@@ -74,10 +63,21 @@ from sortshuffle.service.jvm.lost_blocks import (
     with_all_lost,
     without_frames,
 )
-from sortshuffle.service.jvm.outputs import KnownOutputs
+from sortshuffle.service.jvm.nonlocal_blocks import (
+    THREADS,
+    FoundBlock,
+    IndexOrRecords,
+    NonLocalBlocks,
+    NonLocalCache,
+    PartOrRecords,
+    map_in_threads,
+    part_for,
+    read_ahead_memory,
+)
+from sortshuffle.service.jvm.outputs import MapOutputCache
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
-from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
+from sortshuffle.service.jvm.small_outputs import SmallOutputRecords, read_small
 from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.extents import Extent, ExtentReader, extent_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -111,23 +111,23 @@ class RemoteSettings:
 
     application: str
     clients: ClientSettings
-    known: KnownElsewhere
+    known: NonLocalCache
     under_way: SingleFlight[IndexOrRecords]
     key: EncryptionKey | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)
-    read_ahead: SharedMemory = field(default_factory=read_ahead_memory)
+    read_ahead: SharedBudget = field(default_factory=read_ahead_memory)
 
     @staticmethod
     def of(application: str, clients: ClientSettings) -> RemoteSettings:
         """Return the settings of an engine that knows no map outputs yet."""
-        known = KnownElsewhere(KnownOutputs(most_small_bytes=MOST_SMALL_BYTES))
+        known = NonLocalCache(MapOutputCache(most_small_bytes=MOST_SMALL_BYTES))
         return RemoteSettings(application, clients, known, SingleFlight(PATIENCE_FACTOR * clients.timeout))
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
         return RemoteBlocks(request, numbered, self)
 
 
-class RemoteBlocks(BlocksElsewhere):
+class RemoteBlocks(NonLocalBlocks):
     """Reads ``blocks``, each with its number in the request. The caller closes it."""
 
     def __init__(
@@ -180,7 +180,7 @@ class RemoteBlocks(BlocksElsewhere):
             failures = _Failures()
             services = {block.service for _, block in unknown}
             most = max(THREADS, min(len(services), MOST_ASKED))
-            asked = in_threads(lambda each: self._ask(each[1], failures), unknown, most, THREAD_NAME)
+            asked = map_in_threads(lambda each: self._ask(each[1], failures), unknown, most, THREAD_NAME)
             answers.update(zip([number for number, _ in unknown], asked, strict=True))
         return answers
 
@@ -284,7 +284,7 @@ class RemoteBlocks(BlocksElsewhere):
         client = self._clients.client(service)
         index = verified_index(client.index(output, service), path, block.file_id)
 
-        def read_whole() -> SmallOutput | None:
+        def read_whole() -> SmallOutputRecords | None:
             try:
                 reader = _WholeReader(client, output, service, path, index, self._settings.key)
                 return read_small(reader, index)

@@ -26,10 +26,12 @@ from sortshuffle.errors import OutOfDiskError, ProtocolError, SortShuffleError, 
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.options import KIB
 from sortshuffle.service.jvm import shared_frames
+from sortshuffle.service.jvm.block_reader import BlockReader
 from sortshuffle.service.jvm.byte_stream import ByteStream, StreamEndedError
 from sortshuffle.service.jvm.engine import Engine
 from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
 from sortshuffle.service.jvm.lost_blocks import LostBlocksError
+from sortshuffle.service.jvm.map_output_writer import MapOutputWriter, records_of
 from sortshuffle.service.jvm.protocol import (
     FRAME,
     REQUEST,
@@ -49,9 +51,7 @@ from sortshuffle.service.jvm.protocol import (
     unpack_request,
     unpack_share,
 )
-from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.shared_frames import SharedFrames
-from sortshuffle.service.jvm.writing import MapOutputWriting, records_of
 
 SEND_BYTES = 512 * KIB  # of records in one chunk: large enough that the cost of a call does not show
 # Pieces that are smaller on average are joined: a call takes 0.3 us for each piece, copying takes 0.1 ns for
@@ -196,7 +196,7 @@ class JvmConnection:
         else:
             self._stream.send([reply])
 
-    def _take_frames(self, writing: MapOutputWriting) -> bytes:
+    def _take_frames(self, writing: MapOutputWriter) -> bytes:
         while True:
             operation, size = self._request()
             if operation is Operation.FINISH:
@@ -215,7 +215,7 @@ class JvmConnection:
             finally:
                 memory.release()
 
-    def _add_shared(self, writing: MapOutputWriting, frame: SharedFrame) -> None:
+    def _add_shared(self, writing: MapOutputWriter, frame: SharedFrame) -> None:
         if self._shared is None:
             raise ProtocolError("a frame in shared memory, where none is shared")
         writing.add(self._shared.records(frame))

@@ -49,7 +49,7 @@ _FIRST_HALF = np.uint64(0xFFFFFFFF)
 Int64s = npt.NDArray[np.int64]
 
 
-class SmallOutput:
+class SmallOutputRecords:
     """The records of a whole map output. ``ends``: where each subpartition ends in them; ``stored``: bytes of
     each in the file. ``bytes``: the memory that the object takes. ``subpartitions``: their number."""
 
@@ -85,7 +85,7 @@ def is_small(index: Index) -> bool:
     return index.data_bytes <= MOST_BYTES and kept_bytes(raw_bytes, index.header.subpartitions) <= MOST_BYTES
 
 
-def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
+def read_small(reader: ExtentReader, index: Index) -> SmallOutputRecords:
     """Read and verify a whole map output. Raises `CorruptDataError`."""
     entries = index.entries[0]
     filled = np.flatnonzero(entries["bytes"])
@@ -118,7 +118,7 @@ def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
                 pieces.append(b"".join(decoder.decode(part, each) for each in buffers))
     lengths = np.zeros(len(entries), np.int64)
     lengths[filled] = [len(piece) for piece in pieces]
-    return SmallOutput(b"".join(pieces), np.cumsum(lengths), entries["bytes"].astype(np.int64))
+    return SmallOutputRecords(b"".join(pieces), np.cumsum(lengths), entries["bytes"].astype(np.int64))
 
 
 def _expect_raw_bytes(part: pa.Buffer, buffers: list[StoredBuffer], expected: int) -> None:

@@ -35,19 +35,8 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.homes.shared_home import expect_stored_home
-from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.memory.shared_budget import SharedBudget
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.service.jvm.elsewhere import (
-    BlocksElsewhere,
-    FoundBlock,
-    IndexOrRecords,
-    KnownElsewhere,
-    PartOrRecords,
-    base_name,
-    in_threads,
-    part_for,
-    read_ahead_memory,
-)
 from sortshuffle.service.jvm.index_part import IndexPart
 from sortshuffle.service.jvm.lost_blocks import (
     PROBLEMS,
@@ -57,10 +46,21 @@ from sortshuffle.service.jvm.lost_blocks import (
     warn_of,
     without_frames,
 )
-from sortshuffle.service.jvm.outputs import KnownOutputs
+from sortshuffle.service.jvm.nonlocal_blocks import (
+    FoundBlock,
+    IndexOrRecords,
+    NonLocalBlocks,
+    NonLocalCache,
+    PartOrRecords,
+    base_name,
+    map_in_threads,
+    part_for,
+    read_ahead_memory,
+)
+from sortshuffle.service.jvm.outputs import MapOutputCache
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
-from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
+from sortshuffle.service.jvm.small_outputs import SmallOutputRecords, read_small
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.urls import retry
@@ -86,21 +86,21 @@ class StoredSettings:
     memory of all requests to read ahead in."""
 
     home: str
-    known: KnownElsewhere
+    known: NonLocalCache
     under_way: SingleFlight[IndexOrRecords]
     key: EncryptionKey | None = None
-    read_ahead: SharedMemory = field(default_factory=read_ahead_memory)
+    read_ahead: SharedBudget = field(default_factory=read_ahead_memory)
 
     @staticmethod
-    def at(home: str, small: KnownOutputs) -> StoredSettings:
+    def at(home: str, small: MapOutputCache) -> StoredSettings:
         """Return the settings of an engine that knows no indexes yet."""
-        return StoredSettings(home, KnownElsewhere(small), SingleFlight())
+        return StoredSettings(home, NonLocalCache(small), SingleFlight())
 
     def blocks(self, request: ReadRequest, numbered: Blocks) -> StoredBlocks:
         return StoredBlocks(request, numbered, self)
 
 
-class StoredBlocks(BlocksElsewhere):
+class StoredBlocks(NonLocalBlocks):
     """Reads ``blocks``, each with its number in the request."""
 
     def __init__(self, request: ReadRequest, blocks: Blocks, settings: StoredSettings) -> None:
@@ -143,7 +143,7 @@ class StoredBlocks(BlocksElsewhere):
         for number, block in blocks:
             if number not in found:
                 unknown[block.file_id].append((number, block))
-        for read in in_threads(self._read_once, list(unknown.values()), CONCURRENT_FETCHES, THREAD_NAME):
+        for read in map_in_threads(self._read_once, list(unknown.values()), CONCURRENT_FETCHES, THREAD_NAME):
             found |= read
         return found
 
@@ -164,7 +164,7 @@ class StoredBlocks(BlocksElsewhere):
         index = read_stored_index(file, block.file_id)
         return self._settings.known.keep(index, file, lambda: self._read_whole(file, index))
 
-    def _read_whole(self, file: PartitionedFile, index: Index) -> SmallOutput:
+    def _read_whole(self, file: PartitionedFile, index: Index) -> SmallOutputRecords:
         key = self._settings.key
         channel = StoredInputChannel(file, index.header.file_id, 0, str(index.writer), (), key)
         with channel.open(()) as reader:
@@ -200,7 +200,7 @@ class StoredBlocks(BlocksElsewhere):
             for each in self._found
             if sizes is not None and sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
         }
-        found = in_threads(self._error_of_data, list(suspects.values()), CONCURRENT_FETCHES, THREAD_NAME)
+        found = map_in_threads(self._error_of_data, list(suspects.values()), CONCURRENT_FETCHES, THREAD_NAME)
         errors = dict(zip(suspects, found, strict=True))
         losses = {file_id: error for file_id, error in errors.items() if isinstance(error, DataLossError)}
         if losses:

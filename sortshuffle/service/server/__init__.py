@@ -4,7 +4,7 @@ shuffle_service                               the whole service, as its users se
 server, loop                                  accepts connections; the one thread that waits for all of them
 connection                                    one client, at its socket
 conversation, channels, server_channel        its frames, its channels and their turns, one channel; no I/O
-pending_work, errands, stall                  its pending answers, its work in the background, its stalls
+pending_work, disk_jobs, stall                its pending answers, its work in the background, its stalls
 transport, gathered_send                      non-blocking I/O on a socket
 limits, counts                                the bounds of a service, and its counters
 catalog, result_partition_manager             which map outputs exist, and which are being read

@@ -17,8 +17,8 @@ Rules
 * Nothing is read for a channel without credit. A channel without credit for `Limits.stall` seconds is parked,
   so that it keeps no file open; one that holds memory is parked when the client stalls. With credit a parked
   channel continues at the byte where it stopped.
-* Views are opened and losses reported in the background (`PendingWork.add_errand`). A channel may be over
-  before its errand is done.
+* Views are opened and losses reported in the background (`PendingWork.add_disk_job`). A channel may be over
+  before its disk job is done.
 * Any failure, or a cancel, ends a channel in any state. It releases its view, or the one still being opened
   as soon as that arrives.
 """
@@ -30,7 +30,7 @@ from collections.abc import Callable
 
 from sortshuffle.errors import DataLossError, ProtocolError
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.errands import OpenView, ReportLoss
+from sortshuffle.service.server.disk_jobs import OpenView, ReportLoss
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.pending_work import PendingWork
@@ -71,14 +71,14 @@ class Channels:
         limits = self._limits
         self._counts.requests += 1
         self.expect_new(request.channel)
-        # a client that opens and cancels channels in a loop leaves errands behind, so they are bounded too
-        if len(self) >= limits.channels or self._pending.errands_open >= 2 * limits.channels:
+        # a client that opens and cancels channels in a loop leaves disk jobs behind, so they are bounded too
+        if len(self) >= limits.channels or self._pending.open_disk_jobs >= 2 * limits.channels:
             self._pending.refuse(request.channel, f"more than {limits.channels} channels")
         elif request.credit > limits.credit:
             self._pending.refuse(request.channel, f"more than {limits.credit} credits")
         else:
             channel = self._by_number[request.channel] = ServerChannel(request)
-            self._pending.add_errand(OpenView(channel))
+            self._pending.add_disk_job(OpenView(channel))
 
     def add_credit(self, number: int, credit: int) -> None:
         """Add ``credit`` segments to a channel's credit."""
@@ -128,7 +128,7 @@ class Channels:
     def _take_from(self, channel: ServerChannel, sending: GatheredSend) -> None:
         if channel.state is ChannelState.PARKED:
             channel.open_again()
-            self._pending.add_errand(OpenView(channel))
+            self._pending.add_disk_job(OpenView(channel))
             return
         before = channel.sequence
         taken = channel.take(TURN_BYTES)
@@ -154,7 +154,7 @@ class Channels:
         learns of it."""
         self._forget(channel)
         if isinstance(cause, DataLossError):
-            self._pending.add_errand(ReportLoss(channel, cause))
+            self._pending.add_disk_job(ReportLoss(channel, cause))
         else:
             self._pending.fail(channel.number, cause)
 

@@ -3,7 +3,7 @@
     open --(Close, a fault, silence, the peer is gone)--> closed
 
 The protocol state is a `Conversation`. A connection links it with the transport and the loop: it receives
-bytes, sends one turn at a time in one call, has errands done in the background, and enforces time limits.
+bytes, sends one turn at a time in one call, has disk jobs done in the background, and enforces time limits.
 Connections share the loop: each gets one turn per round. If the system does not take a whole turn, the rest
 is sent before the next turn.
 
@@ -33,7 +33,7 @@ from sortshuffle.errors import AuthenticationError, ProtocolError, UsageError
 from sortshuffle.service.pages.status import ConnectionStatus
 from sortshuffle.service.server.conversation import Conversation
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.errands import Errand, Errands, OpenView, ReportLoss
+from sortshuffle.service.server.disk_jobs import DiskJob, DiskJobs, OpenView, ReportLoss
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.loop import EventLoop
@@ -49,7 +49,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 @dataclass(slots=True)
-class Surroundings:
+class ServerContext:
     """State that all connections of a server share. ``ready``: connections that may have something to send.
     ``copies``: memory used for stalled clients."""
 
@@ -57,7 +57,7 @@ class Surroundings:
     limits: Limits
     secret: bytes | None
     segment_bytes: int
-    errands: Errands
+    disk_jobs: DiskJobs
     clock: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
     copies: Copies = field(default_factory=Copies)
@@ -68,8 +68,8 @@ class Surroundings:
 class Connection:
     """One client. Owns ``transport``, and closes it. ``peer``: the client's address, for logs and pages."""
 
-    def __init__(self, transport: Transport, peer: str, surroundings: Surroundings) -> None:
-        shared = surroundings
+    def __init__(self, transport: Transport, peer: str, context: ServerContext) -> None:
+        shared = context
         self.peer = peer
         self._transport = transport
         self._shared = shared
@@ -166,7 +166,7 @@ class Connection:
         try:
             is_over = self._receive()
         finally:
-            self._begin_errands()  # also those requested before a breach or a Close
+            self._begin_disk_jobs()  # also those requested before a breach or a Close
         if is_over:
             self.close()
             return
@@ -192,7 +192,7 @@ class Connection:
             try:
                 self._conversation.fill(sending)
             finally:
-                self._begin_errands()  # a loss is reported to Spark even if the connection fails
+                self._begin_disk_jobs()  # a loss is reported to Spark even if the connection fails
         size = sending.size
         sent = sending.send(self._transport)
         self._bytes_sent += sent
@@ -204,10 +204,10 @@ class Connection:
         self._watch_as_needed()
 
     def _follow_up(self) -> bool:
-        """Start new errands, and get a turn if one is due. Return whether there is something to send now."""
+        """Start new disk jobs, and get a turn if one is due. Return whether there is data to send now."""
         if self._is_closed:
             return False
-        self._begin_errands()
+        self._begin_disk_jobs()
         if self._stall.since is not None or not self._conversation.has_turn:
             return False
         self._shared.ready[self] = None
@@ -215,27 +215,28 @@ class Connection:
 
     # Work in the background
 
-    def _begin_errands(self) -> None:
-        errands = self._conversation.pending.errands
-        while errands:
-            self._begin(errands.popleft())
+    def _begin_disk_jobs(self) -> None:
+        disk_jobs = self._conversation.pending.disk_jobs
+        while disk_jobs:
+            self._begin(disk_jobs.popleft())
 
-    def _begin(self, errand: Errand) -> None:
-        conversation, errands = self._conversation, self._shared.errands
-        match errand:
+    def _begin(self, disk_job: DiskJob) -> None:
+        conversation, disk_jobs = self._conversation, self._shared.disk_jobs
+        match disk_job:
             case OpenView(channel):
-                work = partial(errands.open_view, channel, self._waker(channel))
+                work = partial(disk_jobs.open_view, channel, self._waker(channel))
                 opened = partial(conversation.channels.opened, channel)
                 self._in_background(work, opened, partial(conversation.channels.not_opened, channel))
             case ReportLoss(channel, cause):
-                tell = partial(errands.report_loss, channel.request.output)
+                tell = partial(disk_jobs.report_loss, channel.request.output)
 
                 def say_so(_: object) -> None:
                     conversation.pending.fail(channel.number, cause)
 
-                self._in_background(tell, say_so, say_so)
+                # if the report fails, the client is told that error, and asks again
+                self._in_background(tell, say_so, partial(conversation.pending.fail, channel.number))
             case question:
-                answer = partial(errands.answer, question)
+                answer = partial(disk_jobs.answer, question)
                 not_answered = partial(conversation.not_answered, question)
                 self._in_background(answer, conversation.answered, not_answered, takes_long=True)
 
@@ -250,7 +251,7 @@ class Connection:
         If the connection is closed, errors are dropped, but results are used: a view must be released."""
 
         def back(done: Future[T]) -> None:
-            self._conversation.pending.errand_done()
+            self._conversation.pending.disk_job_done()
             with _Costs(self):
                 error = done.exception()
                 if error is None:

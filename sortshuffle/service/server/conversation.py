@@ -2,12 +2,12 @@
 
     greeting --(both know the secret)--> open --(Close)--> over
 
-Received bytes go in (`receive`). Answers and errands come out as `PendingWork`, data as turns of `Channels`.
-The `Connection` has the socket, the loop and the threads, so tests need none of them.
+Received bytes go in (`receive`). Answers and disk jobs come out as `PendingWork`, data as turns of
+`Channels`. The `Connection` has the socket, the loop and the threads, so tests need none of them.
 
 Rules
 * A breach of the protocol raises `ProtocolError` or `AuthenticationError`. After that call only `end`, and
-  the methods that take the results of errands.
+  the methods that take the results of disk jobs.
 * Frames after a Close are ignored.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from sortshuffle.service.server.channels import Channels
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.errands import FindOutput, Question, RemoveShuffle
+from sortshuffle.service.server.disk_jobs import FindOutput, Question, RemoveShuffle
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.pending_work import PendingWork
@@ -65,8 +65,8 @@ class Conversation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the client has no channel and no open errand."""
-        return not (self.channels or self.pending.errands_open)
+        """Whether the client has no channel and no open disk job."""
+        return not (self.channels or self.pending.open_disk_jobs)
 
     def receive(self, data: bytes) -> None:
         """Process received bytes. Raises `ProtocolError` or `AuthenticationError`."""
@@ -126,4 +126,4 @@ class Conversation:
             self.pending.refuse(question.channel, what)
             return
         self._questions += 1
-        self.pending.add_errand(question)
+        self.pending.add_disk_job(question)

@@ -41,7 +41,7 @@ LONG_THREADS = 2  # they read whole extents: more threads would only take the di
 TICK = 0.25  # seconds between two checks of time limits, which are seconds long
 
 
-class Watched(Protocol):
+class Selectable(Protocol):
     """An object with a descriptor that the loop watches."""
 
     def fileno(self) -> int:
@@ -100,7 +100,7 @@ class EventLoop:
         self._wake.close()
         self._waker.close()
 
-    def watch(self, watched: Watched, events: int) -> None:
+    def watch(self, watched: Selectable, events: int) -> None:
         """Call the object's `on_ready` for these events from now on; 0: for none."""
         known = watched.fileno() in self._selector.get_map()
         if known and not events:

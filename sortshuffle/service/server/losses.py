@@ -88,9 +88,9 @@ class Losses:
         problems: list[OSError] = []
         places = self._catalog.places(output)
         others = [file for file in places if self._catalog.is_another(file, output.file_id)]
-        spared = {directory for file in others for directory in _directories_of(file)}
+        spared = {directory for file in others for directory in _directories_of(file, problems)}
         for file in places:
-            if file not in others and not (spared and spared.intersection(_directories_of(file))):
+            if file not in others and not (spared and spared.intersection(_directories_of(file, problems))):
                 make_producer_run_again(file, on_error=problems.append)
         if not others:
             directories = self._spark_directories(output.application)
@@ -118,10 +118,14 @@ class Losses:
             reader.verify(extent, VERIFIED_BYTES)
 
 
-def _directories_of(file: PartitionedFile) -> tuple[str, ...]:
-    """Return Spark's local directories of the executor in whose home the file is. Raises OSError if they
-    cannot be read."""
-    owner = Owner.load(os.path.dirname(file.base))
+def _directories_of(file: PartitionedFile, problems: list[OSError]) -> tuple[str, ...]:
+    """Return Spark's local directories of the executor in whose home the file is. If they cannot be read, add
+    the error to ``problems``."""
+    try:
+        owner = Owner.load(os.path.dirname(file.base))
+    except OSError as error:
+        problems.append(error)
+        return ()
     return owner.local_directories if owner is not None else ()
 
 

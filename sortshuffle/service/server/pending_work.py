@@ -1,13 +1,13 @@
-"""`PendingWork`: what a connection owes its client: answers to send, and errands to do.
+"""`PendingWork`: what a connection owes its client: answers to send, and disk jobs to do.
 
 `Conversation` and `Channels`, which do no I/O, add to it; `Connection` sends the answers and starts the
-errands.
+disk jobs.
 
 Rules
 * Answers (errors, verdicts, found map outputs) are sent before data. A client that does not read them breaks
   the protocol.
-* Errands count as open until they are done, even if the client has cancelled the channel meanwhile.
-* After the end of the connection nothing is owed: the answers of errands under way are dropped.
+* Disk jobs count as open until they are done, even if the client has cancelled the channel meanwhile.
+* After the end of the connection nothing is owed: the answers of disk jobs under way are dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 
 from sortshuffle.errors import BufferTimeoutError, DataLossError, MissingDataError, ProtocolError, UsageError
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.errands import Errand
+from sortshuffle.service.server.disk_jobs import DiskJob
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.wire.protocol import ErrorResponse, Fault
 
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 class PendingWork:
-    """What one connection has to do. ``answers``: frames to send. ``errands``: those not started yet; the
-    connection removes each one that it starts. ``errands_open``: the number not done, started or not."""
+    """What one connection has to do. ``answers``: frames to send. ``disk_jobs``: those not started yet; the
+    connection removes each one that it starts. ``open_disk_jobs``: the number not done, started or not."""
 
     def __init__(self, limits: Limits, counts: Counts) -> None:
         self.answers = bytearray()
-        self.errands: deque[Errand] = deque()
-        self.errands_open = 0
+        self.disk_jobs: deque[DiskJob] = deque()
+        self.open_disk_jobs = 0
         self._limits = limits
         self._counts = counts
         self._is_ended = False
@@ -54,14 +54,14 @@ class PendingWork:
         self._counts.errors += 1
         self.answer(_response_to(channel, error).pack())
 
-    def add_errand(self, errand: Errand) -> None:
-        """Queue an errand. When it is done, call `errand_done`."""
-        self.errands_open += 1
-        self.errands.append(errand)
+    def add_disk_job(self, disk_job: DiskJob) -> None:
+        """Queue a disk job. When it is done, call `disk_job_done`."""
+        self.open_disk_jobs += 1
+        self.disk_jobs.append(disk_job)
 
-    def errand_done(self) -> None:
-        """Count one open errand as done."""
-        self.errands_open -= 1
+    def disk_job_done(self) -> None:
+        """Count one open disk job as done."""
+        self.open_disk_jobs -= 1
 
     def take_answers(self) -> bytes:
         """Remove and return all answers."""

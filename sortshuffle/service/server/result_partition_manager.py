@@ -39,7 +39,7 @@ from sortshuffle import calls
 from sortshuffle.errors import MissingDataError, Place, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.options import MIB
-from sortshuffle.reading.kept_indexes import KeptIndexes
+from sortshuffle.reading.index_cache import IndexCache
 from sortshuffle.reading.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
@@ -83,7 +83,7 @@ class ResultPartitionManager:
         self._timeout = timeout
         self._clock = clock
         self._most = most
-        self._indexes = KeptIndexes(KEPT_INDEX_BYTES)
+        self._indexes = IndexCache(KEPT_INDEX_BYTES)
         self._lock = threading.Lock()
         self._partitions: dict[bytes, ReadScheduler] = {}  # least recently used first
         self._reads = self._bytes_read = 0  # of forgotten partitions

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sortshuffle import calls
-from sortshuffle.service.server.connection import Connection, Surroundings
+from sortshuffle.service.server.connection import Connection, ServerContext
 from sortshuffle.service.server.transport import open_transport
 
 T = TypeVar("T")
@@ -34,14 +34,12 @@ ASK_TIMEOUT = 10.0  # seconds; a round of the loop takes milliseconds
 class Server:
     """Serves on ``listening``, which it closes at its end. ``tls``: None for plain TCP."""
 
-    def __init__(
-        self, listening: socket.socket, tls: ssl.SSLContext | None, surroundings: Surroundings
-    ) -> None:
+    def __init__(self, listening: socket.socket, tls: ssl.SSLContext | None, context: ServerContext) -> None:
         listening.setblocking(False)
         self._listening = listening
         self._tls = tls
-        self._shared = surroundings
-        self._loop = surroundings.loop
+        self._shared = context
+        self._loop = context.loop
         self._loop.on_turn = self._turns
         self._loop.on_tick = self._tick
         self._is_accepting = False
@@ -76,7 +74,7 @@ class Server:
                 accepted, address = calls.accept(self._listening)
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 _log.warning("no connection can be taken for a moment: %s", error)
                 self._pause()
                 return

@@ -30,8 +30,8 @@ from sortshuffle.options import MIB
 from sortshuffle.reading.scheduler import BUFFER_TIMEOUT
 from sortshuffle.service.pages.status import ServiceStatus
 from sortshuffle.service.server.catalog import Catalog
-from sortshuffle.service.server.connection import Surroundings
-from sortshuffle.service.server.errands import Errands, Remove
+from sortshuffle.service.server.connection import ServerContext
+from sortshuffle.service.server.disk_jobs import DiskJobs, Remove
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.loop import EventLoop
 from sortshuffle.service.server.losses import Losses, SparkDirectories, no_directories
@@ -99,12 +99,12 @@ class ShuffleService:
         )
         self._manager = ResultPartitionManager(roots, self._pool, timeout=settings.buffer_timeout)
         self._catalog = Catalog(roots, self._manager, settings.segment_bytes)
-        self._shared = Surroundings(
+        self._shared = ServerContext(
             loop=EventLoop(),
             limits=settings.limits,
             secret=settings.secret,
             segment_bytes=settings.segment_bytes,
-            errands=Errands(self._catalog, Losses(self._catalog, spark_directories), remove),
+            disk_jobs=DiskJobs(self._catalog, Losses(self._catalog, spark_directories), remove),
         )
         self._server = Server(listening, context, self._shared)
         self._thread: threading.Thread | None = None

@@ -17,12 +17,12 @@ from sortshuffle.spark.plan.origins import ParquetOrigin
 from sortshuffle.spark.schema import parse_schema
 
 
-def read(spark: SparkSession) -> FrameReader:
+def read(spark: SparkSession) -> ShuffleFrameReader:
     """Return a reader whose frames are scanned by the Python workers, without JVM rows."""
-    return FrameReader(spark)
+    return ShuffleFrameReader(spark)
 
 
-class FrameReader:
+class ShuffleFrameReader:
     """Reads files as frames. `sortshuffle.read` makes it. All methods but `parquet` change and return it."""
 
     def __init__(self, spark: Any) -> None:
@@ -31,7 +31,7 @@ class FrameReader:
         self._options: dict[str, Any] = {}
         self._declared: StructType | None = None
 
-    def option(self, key: str, value: Any) -> FrameReader:
+    def option(self, key: str, value: Any) -> ShuffleFrameReader:
         """Set an option, like `DataFrameReader.option`: ``mergeSchema``, ``basePath``,
         ``recursiveFileLookup``, ``pathGlobFilter``, ``datetimeRebaseMode``, ``int96RebaseMode``.
         ``fsspec.<name>`` sets the option ``<name>`` of the file system, such as ``fsspec.key``; its value
@@ -44,13 +44,13 @@ class FrameReader:
             self._options[key] = value
         return self
 
-    def options(self, **options: Any) -> FrameReader:
+    def options(self, **options: Any) -> ShuffleFrameReader:
         """Set several options, like `DataFrameReader.options`."""
         for key, value in options.items():
             self.option(key, value)
         return self
 
-    def schema(self, schema: StructType | str) -> FrameReader:
+    def schema(self, schema: StructType | str) -> ShuffleFrameReader:
         """Read the columns and types of ``schema`` instead of the files' own, like `DataFrameReader.schema`.
 
         A column that a file lacks is null. Raises `UsageError` if ``schema`` is no schema.

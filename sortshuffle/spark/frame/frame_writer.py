@@ -1,4 +1,4 @@
-"""`FrameWriter`: PySpark's writer, for a frame whose rows are Python's."""
+"""`ShuffleFrameWriter`: PySpark's writer, for a frame whose rows are Python's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sortshuffle.spark.session.requirements import is_classic
 @delegating(
     DataFrameWriter, lambda writer, method, args, kwargs: writer._spark_writer(method, *args, **kwargs)
 )
-class FrameWriter(DataFrameWriter):
+class ShuffleFrameWriter(DataFrameWriter):
     """Writes the rows of a frame, which `ShuffleFrame.write` makes it for. Parquet files on a local path are
     written by the Python workers (`parquet_job`). Spark writes everything else, with the same settings."""
 
@@ -27,35 +27,35 @@ class FrameWriter(DataFrameWriter):
         self._frame = frame
         self._settings: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def mode(self, saveMode: str | None) -> FrameWriter:
+    def mode(self, saveMode: str | None) -> ShuffleFrameWriter:
         """Choose what to do if the target exists: error (the default), append, overwrite, ignore."""
         return self._set("mode", saveMode)
 
-    def format(self, source: str) -> FrameWriter:
+    def format(self, source: str) -> ShuffleFrameWriter:
         """Choose the format in which `save` writes."""
         return self._set("format", source)
 
-    def option(self, key: str, value: Any) -> FrameWriter:
+    def option(self, key: str, value: Any) -> ShuffleFrameWriter:
         """Set an option, such as ``compression``."""
         return self._set("option", key, value)
 
-    def options(self, **options: Any) -> FrameWriter:
+    def options(self, **options: Any) -> ShuffleFrameWriter:
         """Set several options."""
         return self._set("options", **options)
 
-    def partitionBy(self, *cols: Any) -> FrameWriter:
+    def partitionBy(self, *cols: Any) -> ShuffleFrameWriter:
         """Write into a directory for each value of the columns."""
         return self._set("partitionBy", *cols)
 
-    def bucketBy(self, numBuckets: int, col: Any, *cols: Any) -> FrameWriter:
+    def bucketBy(self, numBuckets: int, col: Any, *cols: Any) -> ShuffleFrameWriter:
         """Divide the rows of a table into buckets by the hash of the columns."""
         return self._set("bucketBy", numBuckets, col, *cols)
 
-    def sortBy(self, col: Any, *cols: Any) -> FrameWriter:
+    def sortBy(self, col: Any, *cols: Any) -> ShuffleFrameWriter:
         """Sort each bucket by the columns."""
         return self._set("sortBy", col, *cols)
 
-    def clusterBy(self, *cols: Any) -> FrameWriter:
+    def clusterBy(self, *cols: Any) -> ShuffleFrameWriter:
         """Cluster the rows of a table by the columns."""
         return self._set("clusterBy", *cols)
 
@@ -94,7 +94,7 @@ class FrameWriter(DataFrameWriter):
         else:
             self._write_parquet("save", path)
 
-    def _set(self, setting: str, *args: Any, **kwargs: Any) -> FrameWriter:
+    def _set(self, setting: str, *args: Any, **kwargs: Any) -> ShuffleFrameWriter:
         self._settings.append((setting, args, kwargs))
         return self
 

@@ -25,7 +25,7 @@ from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.partitioner import SortKey
 from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark.frame.delegation import own_errors
-from sortshuffle.spark.frame.frame_writer import FrameWriter
+from sortshuffle.spark.frame.frame_writer import ShuffleFrameWriter
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
 from sortshuffle.spark.frame.sides import (
     attempt,
@@ -59,9 +59,9 @@ from sortshuffle.spark.parquet.pruning import binds
 from sortshuffle.spark.plan import explain as explaining
 from sortshuffle.spark.plan.chain import Chain, Rows, next_number
 from sortshuffle.spark.plan.coalescing import for_action
-from sortshuffle.spark.plan.kept_rows import keep, kept, release
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
+from sortshuffle.spark.plan.spark_cache import keep, kept, release
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.steps.selection_steps import Filter
 from sortshuffle.spark.worker.reports import StageTotals, stage_totals
@@ -502,7 +502,7 @@ class ShuffleFrame(TwoSidedFrame):
     @property
     def write(self) -> DataFrameWriter:
         """A writer of the rows. Parquet files are written by the Python workers if the rows are there."""
-        return FrameWriter(self) if self._is_in_python else super().write
+        return ShuffleFrameWriter(self) if self._is_in_python else super().write
 
     def observe(self, observation: Any, *exprs: Column) -> ShuffleFrame:
         """Return the frame with an observation, like `DataFrame.observe`. Spark makes its rows."""

@@ -36,8 +36,8 @@ from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Origin, Rows, next_number
 from sortshuffle.spark.plan.coalescing import for_action
 from sortshuffle.spark.plan.hints import for_spark
-from sortshuffle.spark.plan.kept_rows import reading_kept
 from sortshuffle.spark.plan.origins import DataFrameOrigin
+from sortshuffle.spark.plan.spark_cache import reading_kept
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.requirements import require_running
 from sortshuffle.spark.worker.stages import ToSpark

@@ -24,7 +24,7 @@ Invariants:
     conf           the session's settings that matter to functions
     pickled        a user's function as it was at the call
     signatures     names, arguments and type hints of functions
-    declared       the declared result of a function, and its checks
+    result_schema  the declared result of a function, and its checks
     conversion     between Arrow and pandas, by PySpark's own code
     results        returned values, checked and converted to the declared schema
     running        calls of users' functions, and their errors

@@ -13,9 +13,9 @@ from pyspark.sql import types as st
 from sortshuffle.compute.groups.gathering import gather
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series, with_session_types
-from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.grouped import arrow_key
 from sortshuffle.spark.functions.pickled import PickledFunction
+from sortshuffle.spark.functions.result_schema import Batches, ResultSchema
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
 from sortshuffle.spark.functions.running import CloseAtEnd, in_user_code, user_errors
 from sortshuffle.spark.functions.signatures import Function, takes_key
@@ -37,7 +37,7 @@ class CoGroupFunction(ABC):
     left_keys: tuple[int, ...]
     right_keys: tuple[int, ...]
     takes_key: bool
-    declared: Declared
+    declared: ResultSchema
     conf: FunctionConf
 
     @classmethod
@@ -50,7 +50,7 @@ class CoGroupFunction(ABC):
         right_keys: Iterable[int],
     ) -> CoGroupFunction:
         """Build the adaptor. Raises `UsageError`, or `UnsupportedError` for a type."""
-        declared = Declared.of(cls.method, function, schema, conf)
+        declared = ResultSchema.of(cls.method, function, schema, conf)
         keyed = takes_key(cls.method, function, "left", "right")
         pickled = PickledFunction.of(function)
         return cls(pickled, tuple(left_keys), tuple(right_keys), keyed, declared, conf)

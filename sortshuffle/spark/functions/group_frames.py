@@ -32,7 +32,7 @@ from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.options import MIB
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series
-from sortshuffle.spark.functions.declared import Batches, Declared
+from sortshuffle.spark.functions.result_schema import Batches, ResultSchema
 from sortshuffle.spark.functions.results import from_frame, from_group_frame
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _is_alike_in_parts(column: pa.Array | pa.ChunkedArray) -> bool:
 class FrameCollector:
     """Converts the frames that a function on groups returns to batches, small frames together."""
 
-    def __init__(self, declared: Declared, conf: FunctionConf) -> None:
+    def __init__(self, declared: ResultSchema, conf: FunctionConf) -> None:
         self._declared = declared
         self._conf = conf
         self._collectable = {field.name: isinstance(field.dataType, _IMMUTABLE) for field in declared.schema}
@@ -174,5 +174,12 @@ class FrameCollector:
 
 
 def _size_of(column: npt.NDArray[Any]) -> int:
-    """Return the bytes of a column, with those of its objects."""
-    return sum(map(sys.getsizeof, column.tolist())) if column.dtype.hasobject else column.nbytes
+    """Return about the bytes of a column, with those of its objects."""
+    size = int(column.nbytes)
+    if not column.dtype.hasobject:
+        return size
+    values = column.tolist()
+    try:  # the length of a text or of bytes takes a quarter of the time of `getsizeof`
+        return size + sum(map(len, filter(None, values)))
+    except TypeError:  # numbers, dates and the like
+        return size + sum(map(sys.getsizeof, values))

@@ -21,9 +21,9 @@ from sortshuffle.compute.groups.groups import GroupRun, group_batches, group_run
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series, with_session_types
-from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.group_frames import FrameCollector, group_frames
 from sortshuffle.spark.functions.pickled import PickledFunction
+from sortshuffle.spark.functions.result_schema import Batches, ResultSchema
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
 from sortshuffle.spark.functions.running import CloseAtEnd, in_user_code, iterate, user_errors
 from sortshuffle.spark.functions.signatures import (
@@ -45,7 +45,7 @@ class GroupFunction(ABC):
     function: Function
     keys: tuple[int, ...]
     takes_key: bool
-    declared: Declared
+    declared: ResultSchema
     conf: FunctionConf
 
     @classmethod
@@ -58,7 +58,7 @@ class GroupFunction(ABC):
         keys: Iterable[int],
     ) -> GroupFunction:
         """Build the adaptor from the arguments of ``method``."""
-        declared = Declared.of(method, function, schema, conf)
+        declared = ResultSchema.of(method, function, schema, conf)
         keyed = takes_key(method, function, "rows")
         return cls(PickledFunction.of(function), tuple(keys), keyed, declared, conf)
 

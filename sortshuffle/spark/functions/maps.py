@@ -11,8 +11,8 @@ from pyspark.sql import types as st
 
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import pandas_frame, with_session_types
-from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.pickled import PickledFunction
+from sortshuffle.spark.functions.result_schema import Batches, ResultSchema
 from sortshuffle.spark.functions.results import from_frame
 from sortshuffle.spark.functions.running import CloseAtEnd, iterate, user_errors
 from sortshuffle.spark.functions.signatures import Function
@@ -25,13 +25,13 @@ class MapFunction(ABC):
     method: ClassVar[str]
 
     function: Function
-    declared: Declared
+    declared: ResultSchema
     conf: FunctionConf
 
     @classmethod
     def of(cls, function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapFunction:
         """Build the adaptor. Raises `UsageError` or `UnsupportedError`."""
-        declared = Declared.of(cls.method, function, schema, conf)
+        declared = ResultSchema.of(cls.method, function, schema, conf)
         return cls(PickledFunction.of(function), declared, conf)
 
     def describe(self) -> str:

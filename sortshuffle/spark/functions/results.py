@@ -9,13 +9,13 @@ import pyarrow as pa
 from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import arrow_batch
-from sortshuffle.spark.functions.declared import Batches, Declared
+from sortshuffle.spark.functions.result_schema import Batches, ResultSchema
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def from_arrow(result: pa.Table | pa.RecordBatch, declared: Declared, conf: FunctionConf) -> Batches:
+def from_arrow(result: pa.Table | pa.RecordBatch, declared: ResultSchema, conf: FunctionConf) -> Batches:
     """Convert a returned table or batch to batches of ``declared.wire``; none for no rows and no columns.
 
     Columns are matched by name, or by position without ``conf.assign_by_name``. Raises `SchemaMismatchError`
@@ -33,7 +33,9 @@ def from_arrow(result: pa.Table | pa.RecordBatch, declared: Declared, conf: Func
         yield from declared.deliver(batch, exact=True)
 
 
-def _in_declared_order(result: pa.Table | pa.RecordBatch, declared: Declared) -> pa.Table | pa.RecordBatch:
+def _in_declared_order(
+    result: pa.Table | pa.RecordBatch, declared: ResultSchema
+) -> pa.Table | pa.RecordBatch:
     names = declared.wire.names
     twins = sorted({name for name in names if result.schema.names.count(name) > 1})
     if twins:
@@ -43,7 +45,7 @@ def _in_declared_order(result: pa.Table | pa.RecordBatch, declared: Declared) ->
     return result.select(names)
 
 
-def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Batches:
+def from_group_frame(result: Any, declared: ResultSchema, conf: FunctionConf) -> Batches:
     """Convert the result of a function on groups to batches. It must be a frame of the declared columns."""
     import pandas as pd
 
@@ -53,7 +55,7 @@ def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Bat
 
 
 def from_frame(
-    frame: pd.DataFrame, columns: list[Any], by_name: bool, declared: Declared, conf: FunctionConf
+    frame: pd.DataFrame, columns: list[Any], by_name: bool, declared: ResultSchema, conf: FunctionConf
 ) -> Batches:
     """Convert ``frame`` to batches. ``columns``: the labels that must match the declared columns."""
     if columns:

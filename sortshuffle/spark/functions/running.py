@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pyspark.errors import PySparkRuntimeError
 
-from sortshuffle.spark.functions.declared import Declared
+from sortshuffle.spark.functions.result_schema import ResultSchema
 from sortshuffle.spark.worker_errors import note_fields
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def iterate(
     before: tuple[Any, ...],
     items: Iterator[Any],
     kind: type[T],
-    declared: Declared,
+    declared: ResultSchema,
     *,
     any_iterable: bool,
 ) -> Iterator[T]:

@@ -5,7 +5,7 @@
     launch        the settings that Spark's JVM starts with
     running_jvm   brings the manager's classes to a JVM that runs already
     jar_methods   methods of the jar that do in one call what Py4J takes many for
-    choice        turns the manager on for a builder, or says what speaks against it
+    activation    turns the manager on for a builder, or says what speaks against it
 
 `docs/manager.md` describes the whole design. The Java half is in ``java/``.
 """

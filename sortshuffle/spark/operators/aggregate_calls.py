@@ -20,7 +20,6 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 from pyspark.sql.types import DataType, DecimalType, StructType
 
-from sortshuffle.compute.aggregate.choices import Collect, Extreme, First
 from sortshuffle.compute.aggregate.columns import has_floats
 from sortshuffle.compute.aggregate.functions import (
     AverageDecimal,
@@ -34,6 +33,7 @@ from sortshuffle.compute.aggregate.functions import (
     SumLong,
     Variance,
 )
+from sortshuffle.compute.aggregate.value_functions import Collect, Extreme, First
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.spark.operators.expressions import (
     Alias,

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.compute.join.hash_join import JoinKind, JoinSpec
 from sortshuffle.errors import StateError
-from sortshuffle.spark.control import COLUMNS
+from sortshuffle.spark.control_rows import COLUMNS
 from sortshuffle.spark.operators.layouts import exchange_rows
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, ShuffleDependency
 from sortshuffle.spark.plan.estimated_sizes import combined_size

@@ -82,7 +82,7 @@ def sample(
     ``twin``: a DataFrame of the same columns, on which Spark analyses the call.
 
     Raises PySpark's errors for arguments that it does not accept. Raises `UsageError` for a fraction that
-    Spark does not accept, if the twin is one of Spark Connect, which only analyses plans that are run.
+    Spark does not accept, if the twin is one of Spark Connect, which has not analysed the call yet.
     """
     twin.sample(with_replacement, fraction, seed)
     if isinstance(with_replacement, float):

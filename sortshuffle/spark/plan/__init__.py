@@ -7,7 +7,7 @@ sampling                               bounds of ranges, from a sample of the ke
 estimated_sizes, measured_sizes, skew  bytes of chains; bytes of subpartitions; large subpartitions divided
 hints                                  what Spark's planner is told about a frame: layout, order and size
 coalescing                             fewer partitions for an action
-kept_rows                              rows that are in Spark's cache
+spark_cache                            rows that are in Spark's cache
 staging                                puts a chain into Spark's plan as a stage
 explain                                a plan and its figures as text
 once                                   a value computed on first use

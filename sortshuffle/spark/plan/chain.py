@@ -51,8 +51,8 @@ def next_number() -> int:
 class FrameContext:
     """What all frames derived from one source share: the session's settings at the time the source was made,
     the reports of their tasks, and the record of exchanges that have the same rows. ``fan_outs``:
-    `spark.plan.fanout.FanOut`s by `RowSource`, held weakly; only `fanout.fan_out_of` uses it. ``kept_rows``:
-    what Spark's cache has; only `plan.kept_rows` uses it."""
+    `spark.plan.fanout.FanOut`s by `RowSource`, held weakly; only `fanout.fan_out_of` uses it.
+    ``cached_rows``: what Spark's cache has; only `plan.spark_cache` uses it."""
 
     spark: SparkSession
     options: Options
@@ -62,7 +62,7 @@ class FrameContext:
     planner: Planner
     services: ServiceSettings = NO_SERVICE
     fan_outs: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary, compare=False)
-    kept_rows: dict[tuple[int, ...], tuple[Chain, Origin, DataFrame]] = field(
+    cached_rows: dict[tuple[int, ...], tuple[Chain, Origin, DataFrame]] = field(
         default_factory=dict, compare=False
     )
 

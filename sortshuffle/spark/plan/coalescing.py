@@ -30,8 +30,8 @@ import numpy as np
 from sortshuffle.options import MIB
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, ShuffleDependency
-from sortshuffle.spark.plan.kept_rows import kept_beginning
 from sortshuffle.spark.plan.measured_sizes import measure_sizes
+from sortshuffle.spark.plan.spark_cache import kept_beginning
 from sortshuffle.spark.session.session_settings import SessionSettings
 
 TASKS_PER_CORE = 3

@@ -26,7 +26,7 @@ from itertools import accumulate
 from typing import Protocol
 from weakref import WeakSet
 
-from sortshuffle.spark.control import COLUMNS
+from sortshuffle.spark.control_rows import COLUMNS
 from sortshuffle.spark.plan.chain import Branch, Chain, MapStage, ShuffleDependency
 from sortshuffle.spark.plan.coalescing import coalesced, ends_of
 from sortshuffle.spark.plan.staging import plan_stage

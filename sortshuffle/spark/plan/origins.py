@@ -51,7 +51,13 @@ from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.classic_planner import join_neighbours
 from sortshuffle.spark.session.planner_choice import planner_of
 from sortshuffle.spark.steps.scan import Scan
-from sortshuffle.spark.worker.several import ChainInput, CombineLegs, ReadCoalesced, ReadTogether, ReadUnion
+from sortshuffle.spark.worker.multi_input import (
+    ChainInput,
+    CombineLegs,
+    ReadCoalesced,
+    ReadTogether,
+    ReadUnion,
+)
 from sortshuffle.spark.worker.stages import Opening, PerBatchStep, ReadExchange, SparkRows, ToSpark
 
 

@@ -48,7 +48,7 @@ SHOWN = 10  # large subpartitions that `explain()` lists: a frame with more has 
 
 
 @dataclass(frozen=True, slots=True)
-class Large:
+class SkewedSubpartition:
     """A large subpartition of an exchange, and its slices. ``size``, ``median``: bytes."""
 
     exchange: int
@@ -76,7 +76,7 @@ def cut(by_map: Mapping[int, int], count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *firsts, ALL_MAPS]))
 
 
-def _large(exchange: ShuffleDependency, options: Options) -> dict[int, Large]:
+def _large(exchange: ShuffleDependency, options: Options) -> dict[int, SkewedSubpartition]:
     sizes = exchange.sizes()
     target = max(sizes.median, options.skew_threshold)
     larges = {}
@@ -84,14 +84,14 @@ def _large(exchange: ShuffleDependency, options: Options) -> dict[int, Large]:
         size = sizes.totals[number]
         ranges = cut(sizes.by_map[number], math.ceil(size / target))
         slices = tuple(Slice(number, exchange.number, first, end) for first, end in ranges)
-        larges[number] = Large(exchange.number, number, size, sizes.median, slices)
+        larges[number] = SkewedSubpartition(exchange.number, number, size, sizes.median, slices)
     return larges
 
 
-def _larges(exchanges: Sequence[ShuffleDependency], options: Options) -> list[Large]:
+def _larges(exchanges: Sequence[ShuffleDependency], options: Options) -> list[SkewedSubpartition]:
     """Return the large subpartitions, in order. If several exchanges are read together, only one is sliced
     per subpartition: the largest that can be divided, because every slice reads the others whole."""
-    chosen: dict[int, Large] = {}
+    chosen: dict[int, SkewedSubpartition] = {}
     for exchange in exchanges:
         for number, large in _large(exchange, options).items():
             other = chosen.get(number)
@@ -141,7 +141,7 @@ def is_sliced(chain: Chain) -> bool:
     return measured and _are_sliced(_larges(exchanges, chain.context.options))
 
 
-def _are_sliced(larges: Iterable[Large]) -> bool:
+def _are_sliced(larges: Iterable[SkewedSubpartition]) -> bool:
     return any(len(large.slices) > 1 for large in larges)
 
 

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, Origin
-from sortshuffle.spark.plan.kept_rows import kept_beginning
+from sortshuffle.spark.plan.spark_cache import kept_beginning
 from sortshuffle.spark.session.requirements import application_of, check_workers
 from sortshuffle.spark.worker.reports import wants_log
 from sortshuffle.spark.worker.stages import Closing, Stage

@@ -2,9 +2,9 @@
 
 rdd                              the methods that users call
 plan, planner, explain           chains and exchanges; their RDDs in Spark; the text of `explain()`
-stages, together, writing        stages in the workers: with one input, with several; writing an exchange
+stages, multi_input, writing     stages in the workers: with one input, with several; writing an exchange
 streams, control_rows            records between the parts of a stage; rows between tasks
-steps, holding                   the steps of a chain: users' functions, and steps that hold records
+steps, holding_steps             the steps of a chain: users' functions, and steps that hold records
 key_selectors, ranges            selectors: the subpartition of each pair
 combining                        combining the values of a key before the shuffle
 aggregations, merging, grouping  combining the values of a key after the shuffle, in bounded memory

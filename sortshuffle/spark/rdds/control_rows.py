@@ -1,6 +1,6 @@
 """The rows that stages of `ShuffleRDD` send each other through Spark.
 
-A control row has the content of a row of `spark.control`, without Arrow: the number of the exchange, the
+A control row has the content of a row of `spark.control_rows`, without Arrow: the number of the exchange, the
 subpartition and the map index (4 bytes each, little endian), then the same packed description. Only
 subpartitions with records have one; the others hold nothing but the closing events. A task without records
 writes no files.
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from sortshuffle.payload.pickled import Chunk, unpack_chunk
 from sortshuffle.reading.channel import InputChannel
-from sortshuffle.spark.control import MARK, SCHEMA, Reach, SparkMapOutput, channels, control_batches
+from sortshuffle.spark.control_rows import MARK, SCHEMA, Reach, SparkMapOutput, channels, control_batches
 
 ControlRow: TypeAlias = "tuple[int, bytes]"
 """The number of a partition, and a row for this partition."""
@@ -49,7 +49,7 @@ def passed_row(number: int, chunk: bytes | bytearray) -> bytes:
     return _HEAD.pack(number, 0, PASSED) + chunk
 
 
-class Received:
+class TaskInput:
     """What a task receives from Spark: records, or rows. ``has_steps``: whether the stage has steps.
 
     Rows are read on demand: the control rows all at once, passed chunks one by one.

@@ -24,8 +24,9 @@ from sortshuffle.options import Options
 from sortshuffle.spark.plan.chain import next_number
 from sortshuffle.spark.rdds import planner
 from sortshuffle.spark.rdds.aggregations import PairAggregation
-from sortshuffle.spark.rdds.holding import CoGroup
+from sortshuffle.spark.rdds.holding_steps import CoGroup
 from sortshuffle.spark.rdds.key_selectors import EvenSpread, selector_of
+from sortshuffle.spark.rdds.multi_input import ReadPassed, ReadRecordsTogether, RecordInput
 from sortshuffle.spark.rdds.ranges import Draws, KeyFunction, Ranges
 from sortshuffle.spark.rdds.stages import (
     ReadRecords,
@@ -36,7 +37,6 @@ from sortshuffle.spark.rdds.stages import (
     SparkRecords,
 )
 from sortshuffle.spark.rdds.steps import Step
-from sortshuffle.spark.rdds.together import ReadPassed, ReadRecordsTogether, RecordInput
 from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
 from sortshuffle.spark.session import shared_storage
 from sortshuffle.spark.session.control_shuffles import shuffle_before

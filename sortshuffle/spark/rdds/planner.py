@@ -4,7 +4,7 @@ The control rows of an exchange go through an ordinary Spark shuffle, made like 
 with two differences. The rows are bytes, and are not pickled. Each row names its partition, while the JVM
 partitioner is that of the user's partition function. So Spark knows that the partitions of two exchanges by
 one function match, as for two `partitionBy`, and a union of them stays partitioned. The shuffle manager
-recognises the shuffled RDD by its name (`spark.control`).
+recognises the shuffled RDD by its name (`spark.control_rows`).
 
 PySpark has used `PairwiseRDD`, `PythonPartitioner` and `PythonRDD.valueOfPair` since 0.7.
 """
@@ -19,7 +19,7 @@ from pyspark.core.rdd import Partitioner
 from pyspark.serializers import NoOpSerializer, pack_long
 
 from sortshuffle.errors import StateError
-from sortshuffle.spark.control import MARK
+from sortshuffle.spark.control_rows import MARK
 from sortshuffle.spark.rdds.control_rows import ControlRow
 from sortshuffle.spark.session.naming import call_site
 

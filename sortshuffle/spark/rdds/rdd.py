@@ -25,7 +25,7 @@ from sortshuffle.spark.plan.chain import next_number
 from sortshuffle.spark.rdds import explain as explaining
 from sortshuffle.spark.rdds import steps
 from sortshuffle.spark.rdds.aggregations import Combine, Distinct, Group, PairAggregation, Reduce
-from sortshuffle.spark.rdds.holding import CoGroup, GroupValues, Join, MergeValues, SortPairs
+from sortshuffle.spark.rdds.holding_steps import CoGroup, GroupValues, Join, MergeValues, SortPairs
 from sortshuffle.spark.rdds.key_selectors import to_first
 from sortshuffle.spark.rdds.plan import RddContext, RddOrigin, RecordChain
 from sortshuffle.spark.worker.reports import StageTotals, stage_totals
@@ -250,7 +250,7 @@ class ShuffleRDD:
 
     def distinct(self, numPartitions: int | None = None) -> ShuffleRDD:
         """Keep one of each set of equal records, like `RDD.distinct`."""
-        pairs = self._then(steps.AsKeys(None, "distinct"), False)
+        pairs = self._then(steps.PairWithValue(None, "distinct"), False)
         return pairs._aggregate("distinct", Distinct(), MergeValues(Distinct()), numPartitions).keys()
 
     # ---- values by key ----------------------------------------------------------------------------
@@ -392,19 +392,25 @@ class ShuffleRDD:
     def subtractByKey(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
         """Keep the pairs whose keys are not in ``other``, like `RDD.subtractByKey`."""
         grouped = self._combine_inputs("subtractByKey", (other,), numPartitions, CoGroup())
-        return grouped._then(steps.OnlyFirst(), True)
+        return grouped._then(steps.SubtractKeys(), True)
 
     def subtract(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
         """Keep the records that are not in ``other``, like `RDD.subtract`."""
-        there = _as_shuffle_rdd(other, "subtract")._then(steps.AsKeys(True, "subtract"), False)
-        return self._then(steps.AsKeys(True, "subtract"), False).subtractByKey(there, numPartitions).keys()
+        there = _as_shuffle_rdd(other, "subtract")._then(steps.PairWithValue(True, "subtract"), False)
+        return (
+            self._then(steps.PairWithValue(True, "subtract"), False)
+            .subtractByKey(there, numPartitions)
+            .keys()
+        )
 
     def intersection(self, other: ShuffleRDD | RDD[Any]) -> ShuffleRDD:
         """Keep the records that are also in ``other``, each once, like `RDD.intersection`."""
-        there = _as_shuffle_rdd(other, "intersection")._then(steps.AsKeys(None, "intersection"), False)
-        here = self._then(steps.AsKeys(None, "intersection"), False)
+        there = _as_shuffle_rdd(other, "intersection")._then(steps.PairWithValue(None, "intersection"), False)
+        here = self._then(steps.PairWithValue(None, "intersection"), False)
         return (
-            here._combine_inputs("intersection", (there,), None, CoGroup())._then(steps.InAll(), True).keys()
+            here._combine_inputs("intersection", (there,), None, CoGroup())
+            ._then(steps.IntersectKeys(), True)
+            .keys()
         )
 
     # ---- results ----------------------------------------------------------------------------------

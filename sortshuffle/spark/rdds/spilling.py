@@ -22,7 +22,7 @@ from sortshuffle.errors import CorruptDataError, Place
 from sortshuffle.format.buffer import SealedBuffer, seal
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader, PayloadKind
-from sortshuffle.format.index import Index, Writer
+from sortshuffle.format.index import Index, WriterInfo
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.options import KIB
@@ -88,7 +88,7 @@ class RecordSpillFile:
         """Complete the file. Return the parts of each subpartition, region by region."""
         with self._metrics.step("spill"):
             writer = self._writer
-            index = self._reader.open(writer.finish(Writer()), writer.header.file_id, writer.key)
+            index = self._reader.open(writer.finish(WriterInfo()), writer.header.file_id, writer.key)
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
         for part in self._parts:
             part.extent = extent_of(index.entries[part.region][0], part.region, 0)

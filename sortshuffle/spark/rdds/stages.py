@@ -1,7 +1,7 @@
 """A stage of a `ShuffleRDD` in a Python worker: the counterpart of `spark.worker.stages` for records.
 
-    opening     the source of the records: Spark's own RDD, an exchange, or several inputs (`together`)
-    steps       the user's chained functions, merges and sorts (`steps`, `holding`)
+    opening     the source of the records: Spark's own RDD, an exchange, or several inputs (`multi_input`)
+    steps       the user's chained functions, merges and sorts (`steps`, `holding_steps`)
     closing     the target: Spark, or an exchange (then only control rows go to Spark)
 
 A stage is one picklable object that Spark calls for each partition through `mapPartitionsWithIndex`.
@@ -30,7 +30,7 @@ from sortshuffle.payload.spanning import SPILL_BYTES
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.records import RecordGate, chunks_of
 from sortshuffle.spark.functions.running import user_errors
-from sortshuffle.spark.rdds.control_rows import Received
+from sortshuffle.spark.rdds.control_rows import TaskInput
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
 from sortshuffle.spark.rdds.streams import Records, RecordStream
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
@@ -53,7 +53,7 @@ class RecordOpening(Protocol):
     @property
     def holders(self) -> int: ...
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream: ...
+    def open(self, received: TaskInput, task: Task, opened: ExitStack) -> RecordStream: ...
 
 
 class RecordClosing(Protocol):
@@ -97,7 +97,7 @@ class RecordStage:
                 yield from adopted
                 return
             opened.enter_context(rare_collections())
-            stream = self.opening.open(Received(received, bool(self.steps)), task, opened)
+            stream = self.opening.open(TaskInput(received, bool(self.steps)), task, opened)
             yield from self.closing.close(apply_steps(self.steps, stream, task, opened), task, opened)
 
 
@@ -145,7 +145,7 @@ class SparkRecords:
 
     holders = 0
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
+    def open(self, received: TaskInput, task: Task, opened: ExitStack) -> RecordStream:
         if not received.has_steps:
             # without steps, as many records come in as go out
             opened.callback(lambda: task.metrics.add(rows_in=task.metrics.counts["rows_out"]))
@@ -163,7 +163,7 @@ class ReadRecords:
     codec: str
     holders = 0
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
+    def open(self, received: TaskInput, task: Task, opened: ExitStack) -> RecordStream:
         channels = received.channels(self.exchange, task.reach)
         options = task.options
         gate = RecordGate(

@@ -3,7 +3,7 @@
 A `RecordStep` maps the records of one partition to others. It is called once for each partition, as
 ``step(split, records)``, where ``split`` is the number of the partition. Iterables are passed from step to
 step unchanged, so a chain is one pass, and as lazy as its functions. A `HoldingStep` takes chunks and holds
-records, within a budget (`spark.rdds.holding`).
+records, within a budget (`spark.rdds.holding_steps`).
 
 A StopIteration from a user's function would end the stream as if there were no more records. PySpark wraps
 each call to catch it. Here the generator around the loop catches it, at no cost.
@@ -186,7 +186,7 @@ class KeyBy:
 
 
 @dataclass(frozen=True)
-class AsKeys:
+class PairWithValue:
     """Makes pairs of the record and one value. ``method``: the name of the user's method in PySpark."""
 
     value: Any
@@ -200,7 +200,7 @@ class AsKeys:
 
 
 @dataclass(frozen=True)
-class OnlyFirst:
+class SubtractKeys:
     """Takes keys with two groups, and yields the pairs of the first group if the second is empty."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
@@ -211,7 +211,7 @@ class OnlyFirst:
 
 
 @dataclass(frozen=True)
-class InAll:
+class IntersectKeys:
     """Keeps the keys whose groups are all non-empty."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:

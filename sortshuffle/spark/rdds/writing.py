@@ -22,7 +22,7 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.pickled import Pairs, PickledPayload
-from sortshuffle.spark.control import SparkMapOutput
+from sortshuffle.spark.control_rows import SparkMapOutput
 from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind, pairs_of_kind
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.spark.rdds.combining import MapSideCombiner

@@ -7,7 +7,7 @@ classic_planner, connect_planner       its implementations, with a JVM and for S
 planner_choice                         chooses the planner of a session
 sparks_shuffle                         refuses settings of Spark's shuffle that control rows rule out
 control_shuffles                       Spark's shuffle of one exchange, and when it is left to Spark
-service, forgotten                     the application's shuffle services; exchanges that Spark has forgotten
+service, forgotten_exchanges           the application's shuffle services; exchanges that Spark has forgotten
 shared_storage                         the application's directory on storage that every host sees
 java                                   short ways to the driver's JVM
 naming                                 names of stages and RDDs in Spark's UI

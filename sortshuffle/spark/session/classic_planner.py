@@ -17,8 +17,8 @@ If one map stage feeds several exchanges, their control rows go through one shuf
 gives each exchange a range of its partitions. So Spark runs the map stage once, and keeps the shuffle's files
 as long as one of the ranges can be used.
 
-Of Spark's planner and scheduler, only this module, `control_shuffles`, `forgotten` and `plan.hints` use
-internals. `internalCreateDataFrame` has had the same three arguments since Spark 2.0.
+Of Spark's planner and scheduler, only this module, `control_shuffles`, `forgotten_exchanges` and `plan.hints`
+use internals. `internalCreateDataFrame` has had the same three arguments since Spark 2.0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sortshuffle.errors import StateError
-from sortshuffle.spark.control import MARK
+from sortshuffle.spark.control_rows import MARK
 from sortshuffle.spark.session.control_shuffles import control_shuffle, remove_unused
 from sortshuffle.spark.session.java import java_class, scala_object
 from sortshuffle.spark.session.naming import call_site

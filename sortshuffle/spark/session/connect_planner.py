@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sortshuffle.errors import UnsupportedError
-from sortshuffle.spark.control import MARK
+from sortshuffle.spark.control_rows import MARK
 from sortshuffle.spark.session.planner import ControlRows, number_rows
 from sortshuffle.spark.session.requirements import check_no_rollback
 

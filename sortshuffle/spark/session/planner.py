@@ -16,7 +16,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from sortshuffle.spark.control import MARK
+from sortshuffle.spark.control_rows import MARK
 from sortshuffle.spark.session.control_shuffles import ControlShuffle
 
 

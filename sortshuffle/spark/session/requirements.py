@@ -12,13 +12,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sortshuffle import calls
 from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.homes.host import ADDRESS_VARIABLE
-from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
+from sortshuffle.spark.manager.activation import begins_connect_server, turn_on
 from sortshuffle.spark.manager.settings import is_local
 from sortshuffle.spark.session.java import dict_of
 from sortshuffle.version import __version__
@@ -156,7 +157,10 @@ def check_no_rollback(spark: SparkSession) -> None:
     """Raise `UsageError` unless map tasks of this session may return other control rows when they run again.
     In a classic session the planner ensures this."""
     for key in NO_ROLLBACK:
-        value = str(spark.conf.get(key, "false")).lower()
+        try:
+            value = str(spark.conf.get(key)).lower()  # Spark's default, if the session has no value
+        except PySparkException:  # this Spark does not know the setting
+            continue
         if value != "false":
             raise UsageError(
                 f"over Spark Connect a shuffle needs the setting {key} to be false, and it is {value}: map"

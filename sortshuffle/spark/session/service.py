@@ -51,7 +51,7 @@ from sortshuffle.spark.manager.settings import (
     manager_secret,
     why_unencrypted,
 )
-from sortshuffle.spark.session.forgotten import forgotten, remember
+from sortshuffle.spark.session.forgotten_exchanges import forgotten, remember
 from sortshuffle.spark.session.requirements import application_of, context_settings, require_session
 
 if TYPE_CHECKING:

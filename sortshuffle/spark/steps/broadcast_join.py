@@ -17,8 +17,8 @@ from sortshuffle.compute.join.build import HeldRows
 from sortshuffle.compute.join.hash_join import BuildTable, JoinSpec, probe
 from sortshuffle.errors import InsufficientBuffersError
 from sortshuffle.options import format_size
-from sortshuffle.spark.control import channels
-from sortshuffle.spark.worker.several import ChainInput
+from sortshuffle.spark.control_rows import channels
+from sortshuffle.spark.worker.multi_input import ChainInput
 from sortshuffle.spark.worker.stages import Batches, Opening, Step, apply_steps, holders_of
 from sortshuffle.spark.worker.task import Task
 

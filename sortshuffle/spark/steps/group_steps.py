@@ -13,7 +13,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.cogrouped import CoGroupFunction
 from sortshuffle.spark.functions.grouped import GroupFunction
-from sortshuffle.spark.worker.several import Leg
+from sortshuffle.spark.worker.multi_input import Leg
 from sortshuffle.spark.worker.stages import Batches
 from sortshuffle.spark.worker.task import Task
 

@@ -19,7 +19,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.running import CloseAtEnd
 from sortshuffle.spark.steps.local_sort import LocalSort
-from sortshuffle.spark.worker.several import Leg
+from sortshuffle.spark.worker.multi_input import Leg
 from sortshuffle.spark.worker.stages import Batches
 from sortshuffle.spark.worker.task import Task
 

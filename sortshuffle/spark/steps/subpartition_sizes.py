@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from sortshuffle.spark.control import channels
+from sortshuffle.spark.control_rows import channels
 from sortshuffle.spark.session.service import HostService
 from sortshuffle.spark.worker.reach import ClusterReach
 from sortshuffle.spark.worker.task import report_loss_to_spark

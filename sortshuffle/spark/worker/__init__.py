@@ -1,7 +1,7 @@
 """Runs stages as tasks in a Python worker. This package imports nothing that plans.
 
 task, task_files                       the task: its identity, its memory, its files
-stages, several                        one stage: an opening, steps, a closing; several inputs in one stage
+stages, multi_input                    one stage: an opening, steps, a closing; several inputs in one stage
 map_output, placements                 map outputs written by a task, and the selectors that place their rows
 slices, key_samples                    parts of large subpartitions; samples of keys
 reach                                  access to map outputs: on the host's disks, by a service, in a store

@@ -39,7 +39,7 @@ from sortshuffle.format.index import Index
 from sortshuffle.homes.host import host_name
 from sortshuffle.homes.owner import HOME_ROOT
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.spark.control import Adopter, SparkMapOutput
+from sortshuffle.spark.control_rows import Adopter, SparkMapOutput
 from sortshuffle.spark.worker.silence import Silence
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 

@@ -1,7 +1,7 @@
 """The process from which Spark forks its Python workers, in place of `pyspark.daemon`.
 
 The shuffle manager names it in ``spark.python.daemon.module`` where all tasks run on the driver's host (the
-plugin decides), in the driver's Python (`choice` decides). Workers start sooner, for two reasons:
+plugin decides), in the driver's Python (`activation` decides). Workers start sooner, for two reasons:
 
 * Spark puts ``python/lib/pyspark.zip`` of its home first on their path. An archive has no compiled modules,
   so each worker would compile what it imports. This process takes the archive off the path if it is the

@@ -22,7 +22,7 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.control import SparkMapOutput, control_batches
+from sortshuffle.spark.control_rows import SparkMapOutput, control_batches
 from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
 from sortshuffle.spark.worker.placements import Placement, first_subpartition
 from sortshuffle.spark.worker.stages import Batches, Step, apply_step

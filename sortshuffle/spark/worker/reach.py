@@ -36,7 +36,7 @@ from sortshuffle.homes.host import host_name
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.service.client.shortage import is_own_shortage
-from sortshuffle.spark.control import LocalReach, SparkMapOutput
+from sortshuffle.spark.control_rows import LocalReach, SparkMapOutput
 from sortshuffle.spark.session.service import HostService
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.partitioned_file import PartitionedFile

@@ -72,7 +72,7 @@ class SourceReports:
 
     def __init__(self, context: SparkContext | None) -> None:
         self._reports: dict[Key, TaskReport] = {}
-        self.reporter: Reporter = Silent() if context is None else _ledger_of(context).enter(self)
+        self.reporter: Reporter = NullReporter() if context is None else _ledger_of(context).enter(self)
 
     @staticmethod
     def of(spark: SparkSession) -> SourceReports:
@@ -82,7 +82,7 @@ class SourceReports:
     @property
     def arrive(self) -> bool:
         """Whether reports arrive at all."""
-        return not isinstance(self.reporter, Silent)
+        return not isinstance(self.reporter, NullReporter)
 
     @property
     def value(self) -> dict[Key, TaskReport]:
@@ -103,7 +103,7 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class NullReporter:
     """Drops reports, because there is no way back to the driver."""
 
     def add(self, stage: int, partition: int, report: TaskReport) -> None:
@@ -111,7 +111,7 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulated:
+class AccumulatorReporter:
     """Reports through Spark's accumulator."""
 
     accumulator: Accumulator[Any]
@@ -132,7 +132,7 @@ class _Ledger:
     def enter(self, reports: SourceReports) -> Reporter:
         number = next(self._numbers)
         self._sources[number] = reports
-        return Accumulated(self._accumulator, number)
+        return AccumulatorReporter(self._accumulator, number)
 
     def deliver(self, updates: Updates) -> None:
         for (source, key), report in updates.items():

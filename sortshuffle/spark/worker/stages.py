@@ -1,7 +1,7 @@
 """A stage as it runs in a Python worker: an opening, steps and a closing, in one pass over the rows.
 
     opening     the source of the batches: Spark's rows, a Parquet scan, an exchange, or several of these
-                (`spark.worker.several`)
+                (`spark.worker.multi_input`)
     steps       the user's chained functions, selections and filters, groups, sorts and aggregates
     closing     the target: Spark, an exchange (then only control rows go to Spark), or files
 
@@ -31,7 +31,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.spark.conforming import conform
-from sortshuffle.spark.control import channels
+from sortshuffle.spark.control_rows import channels
 from sortshuffle.spark.functions.running import CloseAtEnd, user_errors
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.worker.adoption import adopt

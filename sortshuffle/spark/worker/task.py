@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from sortshuffle.errors import DataLossError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.homes.directories import application_directories, spark_directories
 from sortshuffle.homes.home_failures import note_failure
 from sortshuffle.homes.host import host_name
@@ -32,7 +32,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.limit import task_memory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
-from sortshuffle.spark.control import LocalReach, Reach, SparkMapOutput
+from sortshuffle.spark.control_rows import LocalReach, Reach, SparkMapOutput
 from sortshuffle.spark.session.service import HostService
 from sortshuffle.spark.worker.reach import ClusterReach, credit_within
 from sortshuffle.spark.worker.reports import Reporter, TaskReport, log_task
@@ -142,9 +142,9 @@ class Task:
         """Return the writer of a file for rows that a merge of too many runs puts aside."""
         return self.files.new_merge_file(header)
 
-    def writer(self, exchange: int, ordering: tuple[str, ...] = ()) -> Writer:
+    def writer(self, exchange: int, ordering: tuple[str, ...] = ()) -> WriterInfo:
         """Return the entry for a map output that says which task attempt wrote it."""
-        return Writer(
+        return WriterInfo(
             application=self.application,
             exchange=exchange,
             stage=self.stage,

@@ -31,7 +31,7 @@ from sortshuffle.format.index import (
     ENTRY_BYTES,
     Entries,
     RegionKind,
-    Writer,
+    WriterInfo,
     unpack_entries,
     unpack_index,
 )
@@ -201,7 +201,7 @@ class Inspection:
     index: FoundFile | None
     header: FileHeader | None
     table: RegionTable | None
-    writer: Writer | None
+    writer: WriterInfo | None
     schema: bytes
     unfinished: bool
     being_written: bool
@@ -252,7 +252,7 @@ class _Inspector:
         self._may_be_new = self._is_written or self._may_be_written
         self._faults: list[FileFault] = []
         self._table: RegionTable | None = None
-        self._writer: Writer | None = None
+        self._writer: WriterInfo | None = None
         self._schema = b""
         self._data_bytes: int | None = None  # according to the index
         self._is_known_version = True

@@ -32,7 +32,7 @@ from sortshuffle.format.index import unpack_index
 from sortshuffle.service.client import backoff, index_channel
 from sortshuffle.service.client import client as service_client
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
-from sortshuffle.service.client.client_channel import Asked
+from sortshuffle.service.client.client_channel import RequestSubject
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.credits import FloatingCredits
 from sortshuffle.service.client.questions import find_question
@@ -518,9 +518,9 @@ def test_trouble_that_nobody_waits_out_is_over_when_the_last_one_leaves() -> Non
     with refused_address() as address, clients_of() as clients:
         client = clients.client(address)
         for _ in range(2):
-            with client.link.opened(find_question(Asked("it", Place("it"), "far"), OUTPUT)):
-                eventually(lambda: client.link._trouble.lasted > 0, "it fails")
-            assert client.link._trouble.lasted == 0
+            with client.link.opened(find_question(RequestSubject("it", Place("it"), "far"), OUTPUT)):
+                eventually(lambda: client.link._reconnect_policy.lasted > 0, "it fails")
+            assert client.link._reconnect_policy.lasted == 0
 
 
 def test_one_client_for_each_service() -> None:

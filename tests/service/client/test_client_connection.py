@@ -24,7 +24,7 @@ from serving import no_descriptor_left
 from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from sortshuffle.service.client import client_connection
-from sortshuffle.service.client.client_connection import ClientConnection, Dial
+from sortshuffle.service.client.client_connection import ClientConnection, ServiceEndpoint
 from sortshuffle.service.client.client_settings import ClientTls
 from sortshuffle.service.wire.handshake import ServerGreeting
 from sortshuffle.service.wire.protocol import Kind, pack_add_credit, pack_end_of_partition
@@ -77,7 +77,7 @@ def connected(
     """A connection that has greeted, with this at the other end."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        connection = ClientConnection(Dial(address, None, endpoint.tls, silence), expects, clock)
+        connection = ClientConnection(ServiceEndpoint(address, None, endpoint.tls, silence), expects, clock)
 
         def run() -> None:
             accepted, _ = listening.accept()
@@ -193,8 +193,8 @@ def test_all_steps_of_connecting_share_one_time(endpoint: Endpoint, monkeypatch:
     monkeypatch.setattr(calls, "getaddrinfo", slow)
     monkeypatch.setattr(calls, "recv", noted)
     with socket.create_server(("127.0.0.1", 0)) as listening:  # which says nothing
-        dial = Dial(f"localhost:{listening.getsockname()[1]}", None, endpoint.tls, 8.0)
-        with closing(ClientConnection(dial, lambda: True, clock)) as connection:
+        endpoint = ServiceEndpoint(f"localhost:{listening.getsockname()[1]}", None, endpoint.tls, 8.0)
+        with closing(ClientConnection(endpoint, lambda: True, clock)) as connection:
             with pytest.raises(OSError):
                 connection.connect()
             assert connection._socket is not None
@@ -285,7 +285,7 @@ def greeting_server() -> Iterator[int]:
 def test_an_address_that_answers_nothing_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "127.0.0.2", "127.0.0.1")
     with greeting_server() as port, deaf("127.0.0.2", port):
-        connection = ClientConnection(Dial(f"some.example:{port}", None, None, 1.0), lambda: True)
+        connection = ClientConnection(ServiceEndpoint(f"some.example:{port}", None, None, 1.0), lambda: True)
         with closing(connection):
             connection.connect()
             assert connection.segment_bytes == SEGMENT
@@ -308,7 +308,9 @@ def test_a_host_that_refuses_is_not_hidden_by_an_address_that_this_host_cannot_u
     monkeypatch.setattr(client_connection, "_has_way_to", lambda address: False)
     with refused_address() as refused:
         port = refused.rpartition(":")[2]
-        connection = ClientConnection(Dial(f"some.example:{port}", None, None, PATIENCE), lambda: True)
+        connection = ClientConnection(
+            ServiceEndpoint(f"some.example:{port}", None, None, PATIENCE), lambda: True
+        )
         with closing(connection), pytest.raises(ConnectionRefusedError):
             connection.connect()
 
@@ -348,7 +350,7 @@ def test_of_several_addresses_the_error_tells_what_is_short_here_and_else_what_t
     named(monkeypatch, *list(failures)[::turn])
     monkeypatch.setattr(calls, "create_connection", failing)
     monkeypatch.setattr(client_connection, "_has_way_to", lambda address: False)
-    connection = ClientConnection(Dial("some.example:1", None, None, PATIENCE), lambda: True)
+    connection = ClientConnection(ServiceEndpoint("some.example:1", None, None, PATIENCE), lambda: True)
     with closing(connection), pytest.raises(OSError) as caught:
         connection.connect()
     assert caught.value.errno == told
@@ -384,7 +386,7 @@ def test_where_there_is_a_way_by_ipv6_a_lack_of_ports_is_one(
     named(monkeypatch, V4, V6)
     for name, call in (("create_connection", failing), ("new_socket", new_socket), ("connect", connect)):
         monkeypatch.setattr(calls, name, call)
-    connection = ClientConnection(Dial("some.example:1", None, None, PATIENCE), lambda: True)
+    connection = ClientConnection(ServiceEndpoint("some.example:1", None, None, PATIENCE), lambda: True)
     with closing(connection), pytest.raises(OSError) as caught:
         connection.connect()
     assert caught.value.errno == told
@@ -401,7 +403,9 @@ def test_a_name_that_was_found_late_leaves_all_its_time_to_connecting(
 
     monkeypatch.setattr(client_connection, "resolve", found_late)
     with greeting_server() as port:
-        connection = ClientConnection(Dial(f"some.example:{port}", None, None, 30.0), lambda: True, clock)
+        connection = ClientConnection(
+            ServiceEndpoint(f"some.example:{port}", None, None, 30.0), lambda: True, clock
+        )
         with closing(connection):
             connection.connect()
             assert connection.segment_bytes == SEGMENT
@@ -419,7 +423,9 @@ def test_without_a_secret_a_name_of_this_host_is_spoken_to_here_only(monkeypatch
 
     monkeypatch.setattr(calls, "create_connection", noted)
     with greeting_server() as port:
-        connection = ClientConnection(Dial(f"this.example:{port}", None, None, PATIENCE), lambda: True)
+        connection = ClientConnection(
+            ServiceEndpoint(f"this.example:{port}", None, None, PATIENCE), lambda: True
+        )
         with closing(connection):
             connection.connect()
     assert asked == ["::ffff:127.0.0.1"]
@@ -427,7 +433,7 @@ def test_without_a_secret_a_name_of_this_host_is_spoken_to_here_only(monkeypatch
 
 def test_without_a_secret_only_this_host_is_spoken_to() -> None:
     for address in ("192.0.2.1:7448", "[2001:db8::1]:7448"):  # set apart for documentation: nobody is there
-        connection = ClientConnection(Dial(address, None, None, PATIENCE), lambda: True)
+        connection = ClientConnection(ServiceEndpoint(address, None, None, PATIENCE), lambda: True)
         with pytest.raises(AuthenticationError, match=r"spark\.sortshuffle\.service\.secret\.file"):
             connection.connect()
         assert connection._socket is None
@@ -508,7 +514,7 @@ def test_nobody_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        connection = ClientConnection(Dial(address, None, None, 1.0), lambda: True)
+        connection = ClientConnection(ServiceEndpoint(address, None, None, 1.0), lambda: True)
         with pytest.raises(OSError, match="refused"):
             connection.connect()
         connection.close()
@@ -517,7 +523,7 @@ def test_nobody_listens() -> None:
 def test_an_aborted_connection_does_not_connect(endpoint: Endpoint) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        connection = ClientConnection(Dial(address, None, endpoint.tls, 1.0), lambda: True)
+        connection = ClientConnection(ServiceEndpoint(address, None, endpoint.tls, 1.0), lambda: True)
         connection.abort()
         with pytest.raises(ServiceUnavailableError, match="closed"):
             connection.connect()
@@ -531,7 +537,7 @@ def test_a_peer_of_another_protocol() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        connection = ClientConnection(Dial(address, None, None, PATIENCE), lambda: True)
+        connection = ClientConnection(ServiceEndpoint(address, None, None, PATIENCE), lambda: True)
         with together(lambda: serve(listening.accept()[0])):
             with pytest.raises(ProtocolError, match="does not speak sortshuffle's protocol"):
                 connection.connect()
@@ -550,7 +556,7 @@ def refused(tls: ClientTls, context: ssl.SSLContext) -> str:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        connection = ClientConnection(Dial(address, None, tls, PATIENCE), lambda: True)
+        connection = ClientConnection(ServiceEndpoint(address, None, tls, PATIENCE), lambda: True)
         with together(lambda: serve(listening.accept()[0])):
             with pytest.raises(AuthenticationError) as caught:
                 connection.connect()
@@ -572,8 +578,8 @@ def test_a_certificate_of_another_host_is_not_trusted(authority: trustme.CA, tmp
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        dial = Dial(address, None, ClientTls(str(tmp_path / "none.pem")), PATIENCE)
-        connection = ClientConnection(dial, lambda: True)
+        endpoint = ServiceEndpoint(address, None, ClientTls(str(tmp_path / "none.pem")), PATIENCE)
+        connection = ClientConnection(endpoint, lambda: True)
         with pytest.raises(AuthenticationError, match=r"service\.tls\.\* cannot be used"):
             connection.connect()
         connection.close()
@@ -588,7 +594,7 @@ def test_a_lack_of_descriptors_does_not_speak_against_the_files(
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         opened = socket.create_connection(listening.getsockname())
         monkeypatch.setattr(calls, "create_connection", lambda *_: opened)
-        connection = ClientConnection(Dial(address, None, tls, PATIENCE), lambda: True)
+        connection = ClientConnection(ServiceEndpoint(address, None, tls, PATIENCE), lambda: True)
         with closing(connection), no_descriptor_left(), pytest.raises(OSError) as caught:
             connection.connect()
     assert (caught.value.errno, isinstance(caught.value, AuthenticationError)) == (errno.EMFILE, False)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sortshuffle.errors import Place, ProtocolError
 from sortshuffle.service.client.backoff import Backoff
-from sortshuffle.service.client.client_channel import Asked
+from sortshuffle.service.client.client_channel import RequestSubject
 from sortshuffle.service.client.credits import FloatingCredits
 from sortshuffle.service.client.extent_streams import MOST_CREDIT, ExtentStream, PartStream, WholeStream
 from sortshuffle.service.wire.protocol import (
@@ -30,7 +30,7 @@ from sortshuffle.service.wire.protocol import (
 from sortshuffle.storage.files.extents import Extent, aligned_memory
 
 SEGMENT = 64
-ASKED = Asked("what a test asks for", Place("/far/file.data"), "far")
+ASKED = RequestSubject("what a test asks for", Place("/far/file.data"), "far")
 OUTPUT = MapOutputAddress("app", 1, 2, 3, bytes(16))
 DATA = random.Random(1).randbytes(1 << 16)
 

@@ -10,7 +10,7 @@ import pytest
 
 from sortshuffle.errors import Place, ProtocolError, ServiceUnavailableError
 from sortshuffle.service.client.backoff import Backoff
-from sortshuffle.service.client.client_channel import Asked, ClientChannel
+from sortshuffle.service.client.client_channel import ClientChannel, RequestSubject
 from sortshuffle.service.client.extent_streams import WholeStream
 from sortshuffle.service.client.questions import Question, find_question
 from sortshuffle.service.client.request_table import SCRATCH_BYTES, BreachError, RequestTable
@@ -35,7 +35,7 @@ from sortshuffle.service.wire.protocol import (
 from sortshuffle.storage.files.extents import Extent
 
 SEGMENT = 64
-ASKED = Asked("what a test asks for", Place("/far/file.data"), "far")
+ASKED = RequestSubject("what a test asks for", Place("/far/file.data"), "far")
 OUTPUT = MapOutputAddress("app", 1, 2, 3, bytes(16))
 SIZE = 300
 

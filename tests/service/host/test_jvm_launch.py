@@ -28,7 +28,7 @@ from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.host import jvm_launch as launch
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.jvm_launch import FAILED, LaunchRequest
-from sortshuffle.service.host.registration import Life
+from sortshuffle.service.host.registration import ApplicationPhase
 from sortshuffle.service.wire.protocol import MapOutputAddress
 
 LAUNCH = (sys.executable, "-m", "sortshuffle.service.host.jvm_launch")
@@ -356,7 +356,7 @@ def test_all_is_gone_soon_after_the_application(launcher: Launcher, tmp_path: Pa
 
     assert len(map_outputs(tmp_path / "waiting")) == 2
     assert read(found["waiting"], done["waiting"]) == b"record"
-    assert rendezvous.forget_ended(rendezvous_of(launcher)) is Life.WAITING
+    assert rendezvous.forget_ended(rendezvous_of(launcher)) is ApplicationPhase.WAITING
     for path in sorted((tmp_path / "waiting" / "above").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     (tmp_path / "waiting" / "above").rmdir()
@@ -372,7 +372,7 @@ def test_all_is_gone_soon_after_a_driver_that_the_last_executor_knew(
     where = launcher.launch(jvm, blocks, outlives=True, driver_pid=driver.pid)
     write(where["socket"])
     end(jvm)
-    assert rendezvous.forget_ended(rendezvous_of(launcher)) is Life.WAITING
+    assert rendezvous.forget_ended(rendezvous_of(launcher)) is ApplicationPhase.WAITING
     end(driver)
     eventually(lambda: list(launcher.temporary.iterdir()) == [], "nothing is left", BOUND)
     eventually(lambda: launcher.processes("process") == launcher.processes("supervisor") == [], "all end")
@@ -498,7 +498,7 @@ def test_an_engine_that_ends_while_it_is_greeted_is_greeted_again(short_path: Pa
 
 
 def test_an_engine_of_another_release_is_an_error_at_once(short_path: Path) -> None:
-    thread = answering(short_path / "socket", GREETING.replace(b"\3", b"\1"))
+    thread = answering(short_path / "socket", GREETING.replace(b"\4", b"\1"))
     with pytest.raises(ProtocolError, match="version 1"):
         launch._wait_until_up(str(short_path / "socket"), str(short_path))
     thread.join(PATIENCE)

@@ -31,7 +31,7 @@ from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.homes.shared_home import make_shared_home, shared_home
 from sortshuffle.options import MIB, Options
 from sortshuffle.service.host import rendezvous, rendezvous_directory
-from sortshuffle.service.host.registration import Life, Registration, life_of
+from sortshuffle.service.host.registration import ApplicationPhase, Registration, phase_of
 from sortshuffle.service.host.service_config import ServiceConfig
 
 HOST = "127.0.0.1"
@@ -438,16 +438,16 @@ def waiting(ended: int, tmp_path: Path) -> Registration:
 
 
 def test_an_application_without_executors_is_over(place: str) -> None:
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
     register(place)
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
 
 
 def test_one_with_an_executor_lives(place: str, ended: int) -> None:
     register(
         place, executor(ended, "/a"), executor(os.getpid(), "/b"), executor(ended + 1, "/c", token=TOKEN)
     )
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     assert sorted(rendezvous.roots_of(place)) == ["/b", "/c"], "who shares a home is remembered"
 
 
@@ -455,14 +455,14 @@ def test_one_whose_shared_homes_outlive_its_executors_waits_until_spark_removes_
     place: str, waiting: Registration, tmp_path: Path
 ) -> None:
     register(place, waiting)
-    assert rendezvous.forget_ended(place) is Life.WAITING
+    assert rendezvous.forget_ended(place) is ApplicationPhase.WAITING
     here = executor(os.getpid(), "/a")
     register(place, here)
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     Path(place, rendezvous.ROOTS, here.owner.home_name).unlink()
-    assert rendezvous.forget_ended(place) is Life.WAITING
+    assert rendezvous.forget_ended(place) is ApplicationPhase.WAITING
     (tmp_path / "above").rmdir()
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
     assert [each.shared_homes for each in rendezvous.registrations(place)] == [waiting.shared_homes]
 
 
@@ -470,13 +470,13 @@ def test_none_is_waited_for_whose_driver_was_here_and_has_ended(
     place: str, ended: int, waiting: Registration
 ) -> None:
     register(place, waiting)
-    assert rendezvous.forget_ended(place) is Life.WAITING
+    assert rendezvous.forget_ended(place) is ApplicationPhase.WAITING
     register(place, replace(executor(ended, "/d", token=TOKEN), is_driver=True))
     for _ in range(2):  # it is remembered
-        assert rendezvous.forget_ended(place) is Life.OVER
+        assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
     another = replace(executor(os.getpid(), "/d", token=TOKEN), is_driver=True)
     register(place, another)
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     Path(place, rendezvous.ROOTS, another.owner.home_name).unlink()
     assert rendezvous.dissolve(place)
     assert not os.path.exists(place)
@@ -488,16 +488,16 @@ def test_none_is_waited_for_whose_driver_is_known_and_has_ended(place: str, wait
         known = replace(waiting, driver_pid=driver.pid, driver_started=process_start(driver.pid) or 0)
         register(place, known)
         assert rendezvous.registrations(place) == [known], "it is read as it was written"
-        assert rendezvous.forget_ended(place) is Life.WAITING
+        assert rendezvous.forget_ended(place) is ApplicationPhase.WAITING
         driver.kill()
         driver.wait()
         with no_descriptor_left():
-            assert life_of([known]) is Life.WAITING, "it cannot be seen whether the driver runs"
+            assert phase_of([known]) is ApplicationPhase.WAITING, "it cannot be seen whether the driver runs"
     register(place, waiting)  # by a JVM that does not know it
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
     here = executor(os.getpid(), "/a")
     register(place, here)
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -507,19 +507,19 @@ def test_one_whose_homes_spark_serves_counts_as_live_until_they_are_gone(
     served, home = served_by_spark(executor(ended), tmp_path / "above", keep)
     home.mkdir(parents=True)
     register(place, served)
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     assert rendezvous.registrations(place) == [served], "other hosts read what it left"
     with not_told("boot_id", "ns/pid"):
-        assert rendezvous.forget_ended(place) is Life.LIVE
+        assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     assert rendezvous.registrations(place) == [served]
     away = tmp_path / "away"
     os.rename(tmp_path / "above", away)
-    assert rendezvous.forget_ended(place) is Life.OVER, "its application has ended"
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER, "its application has ended"
     os.rename(away, tmp_path / "above")
     register(place, served)
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     home.rmdir()
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
     assert rendezvous.registrations(place) == []
 
 
@@ -531,7 +531,7 @@ def test_one_whose_homes_spark_serves_stays_until_spark_removes_its_directories(
     home.mkdir(parents=True)
     register(place, served)
     assert not rendezvous.dissolve(place)
-    assert not rendezvous.dissolve(place, Life.WAITING), "the bound of waiting is not its bound"
+    assert not rendezvous.dissolve(place, ApplicationPhase.WAITING), "the bound of waiting is not its bound"
     assert rendezvous.registrations(place) == [served]
     assert home.exists()
     shutil.rmtree(tmp_path / "above")
@@ -543,7 +543,7 @@ def test_an_executor_whose_homes_spark_serves_is_live_while_it_runs(place: str, 
     served, _ = served_by_spark(executor(os.getpid()), tmp_path / "above")
     Path(served.owner.local_directories[0]).mkdir(parents=True)
     register(place, served)
-    assert rendezvous.forget_ended(place) is Life.LIVE, "it has no homes yet"
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE, "it has no homes yet"
 
 
 def served_by_spark(registration: Registration, above: Path, keep: bool = False) -> tuple[Registration, Path]:
@@ -564,7 +564,7 @@ def test_one_that_nothing_outlives_is_over(place: str, ended: int, tmp_path: Pat
         register(place, outliving(executor(ended, "/a"), blocks))
     else:
         register(place, executor(ended, "/a", token=TOKEN))
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
 
 
 def test_a_process_that_can_open_nothing_knows_of_no_end(place: str) -> None:
@@ -572,7 +572,7 @@ def test_a_process_that_can_open_nothing_knows_of_no_end(place: str) -> None:
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a", token=TOKEN))
     pid = supervised(place)["pid"]
     for ask, end_of_it in (
-        (lambda: rendezvous.forget_ended(place), Life.OVER),
+        (lambda: rendezvous.forget_ended(place), ApplicationPhase.OVER),
         (lambda: rendezvous.is_recorded(place, pid), False),
         (lambda: rendezvous.dissolve(place), True),
     ):
@@ -665,12 +665,12 @@ def test_registrations_are_dropped_under_the_lock_which_is_not_waited_for(
     here, gone = executor(os.getpid(), "/a"), executor(ended, "/b")
     register(place, here)
     with rendezvous_directory.directory_lock(place):
-        assert rendezvous.forget_ended(place) is Life.LIVE, "there is nothing to drop"
+        assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE, "there is nothing to drop"
     register(place, gone)
     with rendezvous_directory.directory_lock(place):
-        assert rendezvous.forget_ended(place) is Life.LIVE, "it is dropped another time"
+        assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE, "it is dropped another time"
     assert set(rendezvous.roots_of(place)) == {"/a", "/b"}
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     assert rendezvous.registrations(place) == [here]
 
 
@@ -716,10 +716,10 @@ def test_shared_homes_of_an_application_that_may_come_again_stay(
     assert home.exists()
     here = executor(os.getpid(), "/a")
     register(place, here)
-    assert not rendezvous.dissolve(place, Life.WAITING)
+    assert not rendezvous.dissolve(place, ApplicationPhase.WAITING)
     assert home.exists()
     Path(place, rendezvous.ROOTS, here.owner.home_name).unlink()
-    assert rendezvous.dissolve(place, Life.WAITING)
+    assert rendezvous.dissolve(place, ApplicationPhase.WAITING)
     assert not home.exists()
 
 
@@ -765,11 +765,11 @@ def test_why_the_home_at_a_url_is_left_is_written_down(place: str, ended: int, t
 
 def test_of_those_at_a_url_only_the_driver_is_remembered(place: str, ended: int) -> None:
     register(place, at_url(executor(ended), "s3://bucket", False))
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
     assert rendezvous.registrations(place) == []
     driver = at_url(executor(ended), "s3://bucket", True)
     register(place, driver, executor(ended, "/of/its/tasks"))
-    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.forget_ended(place) is ApplicationPhase.OVER
     (found,) = rendezvous.registrations(place)
     assert (found.stored_home, found.is_driver) == (f"s3://bucket/app-1-{TOKEN}", True)
 
@@ -808,6 +808,6 @@ def test_a_process_number_that_is_used_again_hides_no_shared_home(place: str) ->
     before = executor(os.getpid(), "/a", token=TOKEN)
     before = replace(before, owner=replace(before.owner, started=1))
     register(place, before, executor(os.getpid(), "/b"))
-    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.forget_ended(place) is ApplicationPhase.LIVE
     homes = {home for each in rendezvous.registrations(place) for home in each.shared_homes}
     assert homes == set(before.shared_homes) != set()

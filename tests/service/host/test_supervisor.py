@@ -3,6 +3,7 @@ application's last executor, and at once when somebody ends the supervisor itsel
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,15 +24,15 @@ from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.homes.small_files import replace_json
 from sortshuffle.service.host import rendezvous, rendezvous_directory, supervisor
-from sortshuffle.service.host.registration import Life, Registration
-from sortshuffle.service.host.rendezvous import Supervised
+from sortshuffle.service.host.registration import ApplicationPhase, Registration
+from sortshuffle.service.host.rendezvous import ServiceRecord
 from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.service.host.supervisor import (
     FIRST_DELAY,
     LAST_DELAY,
     QUIET,
     STEADY,
-    BackOff,
+    RestartDelay,
     ServiceProcess,
 )
 from sortshuffle.service.pages.http import fetch_status
@@ -54,7 +55,7 @@ class Started:
         rendezvous.ensure(directory, HOST, CONFIG, Registration(owner, ("/nowhere",)))
         found = rendezvous._recorded(directory)
         assert found is not None
-        self.supervised: Supervised = found
+        self.supervised: ServiceRecord = found
 
     @property
     def services(self) -> list[int]:
@@ -181,8 +182,8 @@ def test_it_goes_on_where_the_rendezvous_cannot_be_used(
 
     monkeypatch.setattr(rendezvous, "forget_ended", fail)
     monkeypatch.setattr(rendezvous, "dissolve", fail)
-    assert supervisor._life("/nowhere") is Life.LIVE
-    assert supervisor._is_dissolved("/nowhere", Life.OVER) is False
+    assert supervisor._phase("/nowhere") is ApplicationPhase.LIVE
+    assert supervisor._is_dissolved("/nowhere", ApplicationPhase.OVER) is False
 
 
 def test_a_problem_of_every_tick_is_logged_when_it_begins_and_when_it_is_another(
@@ -205,27 +206,30 @@ def test_a_problem_of_every_tick_is_logged_when_it_begins_and_when_it_is_another
     monkeypatch.setattr(rendezvous, "dissolve", dissolve)
     problem = supervisor.RecurringProblem("the rendezvous cannot be removed")
     monkeypatch.setattr(supervisor, "_undissolved", problem)  # the process may have had one in another test
-    results = [supervisor._is_dissolved("/nowhere", Life.OVER) for _ in problems]
+    results = [supervisor._is_dissolved("/nowhere", ApplicationPhase.OVER) for _ in problems]
     assert results == [problem is None for problem in problems]
     logged = [line.partition("cannot be removed: ")[2] for line in capsys.readouterr().err.splitlines()]
     assert logged == ["open to others", "a full disk", "a full disk"]
 
 
-@pytest.fixture(params=["full disk", "closed"])
-def unwritable_log(request: pytest.FixtureRequest) -> Iterator[None]:
+@contextmanager
+def unwritable_log(is_closed: bool) -> Iterator[None]:
     """This process's standard error, as a supervisor's on a full disk, or closed."""
-    with suppress(OSError), open("/dev/full", "w") as full, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "stderr", full)
-        if request.param == "closed":
-            full.close()
+    with open("/dev/full", "wb", buffering=0) as full, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "stderr", io.TextIOWrapper(full, write_through=True))
+        if is_closed:
+            sys.stderr.close()
         yield
 
 
-def test_a_problem_that_cannot_be_logged_is_suppressed_all_the_same(unwritable_log: None) -> None:
+@pytest.mark.parametrize("is_closed", [False, True], ids=["full disk", "closed"])
+def test_a_problem_that_cannot_be_logged_is_suppressed_all_the_same(is_closed: bool) -> None:
     problem = supervisor.RecurringProblem("the rendezvous cannot be read")
-    for _ in range(2):
-        with problem.logged():
-            raise OSError("no descriptor")
+    with unwritable_log(is_closed):
+        for _ in range(2):
+            with problem.logged():
+                raise OSError("no descriptor")
+        supervisor.log("the service ended")
 
 
 def test_a_service_is_started_again_although_the_log_cannot_be_written(short_path: Path) -> None:
@@ -333,7 +337,7 @@ def test_it_takes_little_memory(started: Started) -> None:
 
 
 def test_one_that_dies_of_being_started_is_tried_less_and_less_often() -> None:
-    back_off = BackOff()
+    back_off = RestartDelay()
     delays = [back_off.after(0.01) for _ in range(9)]
     assert delays[0] == FIRST_DELAY
     assert all(later == min(LAST_DELAY, 2 * earlier) for earlier, later in pairwise(delays))

@@ -26,19 +26,19 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm import outputs as module
+from sortshuffle.service.jvm.block_reader import BlockReader
 from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import (
     IDLE,
     IndexedMapOutput,
-    KnownOutputs,
     MapOutput,
+    MapOutputCache,
     MapOutputs,
     SmallMapOutput,
     WrittenPair,
 )
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
-from sortshuffle.service.jvm.reading import BlockReader
-from sortshuffle.service.jvm.small_outputs import OVERHEAD_BYTES, SmallOutput
+from sortshuffle.service.jvm.small_outputs import OVERHEAD_BYTES, SmallOutputRecords
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.writing.placed_partition import PlacedResultPartition
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
@@ -126,7 +126,7 @@ def test_a_request_holds_some_entries_of_each_index_and_no_open_file(
 ) -> None:
     """A reduce task may want 2,000 map outputs, whose indexes take more memory than the engine has."""
     subpartitions, count = 4000, 20
-    outputs = MapOutputs(lambda: homes, KnownOutputs(most_index_bytes=0, most_files=1))
+    outputs = MapOutputs(lambda: homes, MapOutputCache(most_index_bytes=0, most_files=1))
     for map_id in range(count):
         write(outputs, map_id, 100, subpartitions)  # 400 KB of records: too large to be kept whole
     blocks = tuple(Block(map_id, 0, 7, 9, 0, id_of(map_id)) for map_id in range(count))
@@ -149,7 +149,7 @@ def test_a_request_holds_some_entries_of_each_index_and_no_open_file(
 
 
 def test_what_is_lost_while_a_request_holds_only_a_part_of_its_index_is_lost(homes: list[str]) -> None:
-    outputs = MapOutputs(lambda: homes, KnownOutputs(most_index_bytes=0, most_files=1))
+    outputs = MapOutputs(lambda: homes, MapOutputCache(most_index_bytes=0, most_files=1))
     files = [write(outputs, map_id, LARGE) for map_id in range(4)]
     blocks = tuple(Block(map_id, 0, 0, 2, 0, id_of(map_id)) for map_id in range(4))
     reader = BlockReader(ReadRequest(SHUFFLE, ("here:1",), blocks), outputs, "here:1", NOWHERE)
@@ -203,7 +203,7 @@ def test_a_process_that_can_open_nothing_has_lost_nothing(homes: list[str], size
 
 
 def test_data_files_of_large_ones_are_kept_open_up_to_a_number(homes: list[str]) -> None:
-    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_files=3))
+    outputs = MapOutputs(lambda: homes[:1], MapOutputCache(most_files=3))
     files = [write(outputs, map_id, LARGE) for map_id in range(5)]
     for map_id in (0, 1, 2, 0, 3, 4):
         known(outputs, map_id)
@@ -215,7 +215,7 @@ def test_data_files_of_large_ones_are_kept_open_up_to_a_number(homes: list[str])
 
 def test_indexes_are_kept_up_to_a_size(homes: list[str]) -> None:
     """56 bytes an extent."""
-    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_index_bytes=3 * 56 * 1000))
+    outputs = MapOutputs(lambda: homes[:1], MapOutputCache(most_index_bytes=3 * 56 * 1000))
     files = [write(outputs, map_id, KIB, subpartitions=1000) for map_id in range(5)]
     for map_id in range(5):
         known(outputs, map_id)
@@ -223,7 +223,7 @@ def test_indexes_are_kept_up_to_a_size(homes: list[str]) -> None:
 
 
 def test_one_index_is_kept_however_large(homes: list[str]) -> None:
-    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_index_bytes=0, most_files=0))
+    outputs = MapOutputs(lambda: homes[:1], MapOutputCache(most_index_bytes=0, most_files=0))
     files = [write(outputs, map_id, LARGE) for map_id in range(2)]
     for map_id in range(2):
         assert known(outputs, map_id) is known(outputs, map_id)
@@ -241,7 +241,7 @@ def test_no_file_of_a_small_one_stays_open(homes: list[str]) -> None:
 def test_small_ones_give_way_only_when_they_were_not_read_for_a_while(homes: list[str], clock: Clock) -> None:
     """Those that find no room are read extent by extent, and do not drive out the others."""
     outputs = MapOutputs(
-        lambda: homes[:1], KnownOutputs(most_small_bytes=2 * (2 * SMALL + OVERHEAD_BYTES), clock=clock)
+        lambda: homes[:1], MapOutputCache(most_small_bytes=2 * (2 * SMALL + OVERHEAD_BYTES), clock=clock)
     )
     for map_id in range(4):
         write(outputs, map_id, SMALL)
@@ -257,7 +257,7 @@ def test_small_ones_give_way_only_when_they_were_not_read_for_a_while(homes: lis
     assert known(outputs, 0) is not first
 
 
-RECORDS = SmallOutput(b"abc", np.array([1, 3]), np.array([48, 56]))
+RECORDS = SmallOutputRecords(b"abc", np.array([1, 3]), np.array([48, 56]))
 
 
 def test_a_small_one_that_was_written_here_is_read_from_memory(homes: list[str]) -> None:
@@ -297,7 +297,7 @@ def stamp(path: Path) -> int | None:
 
 
 def test_one_that_was_written_is_not_kept_where_there_is_no_room(homes: list[str]) -> None:
-    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_small_bytes=0))
+    outputs = MapOutputs(lambda: homes[:1], MapOutputCache(most_small_bytes=0))
     outputs.keep_written(write(outputs, 0, SMALL), id_of(0), RECORDS)
     assert isinstance(known(outputs, 0), IndexedMapOutput)
 
@@ -306,7 +306,7 @@ def test_one_that_was_written_is_not_kept_where_there_is_no_room(homes: list[str
 def test_one_that_is_removed_when_it_is_to_be_kept_is_not_kept(
     homes: list[str], when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = KnownOutputs()
+    kept = MapOutputCache()
     outputs = MapOutputs(lambda: homes[:1], kept)
     file = write(outputs, 0, SMALL)
 
@@ -432,16 +432,16 @@ def test_one_that_is_found_while_its_shuffle_is_removed_is_not_kept(
         outputs.remove(SHUFFLE)
         return found
 
-    opened, keep = module._load, KnownOutputs.keep
+    opened, keep = module._load, MapOutputCache.keep
 
-    def remove_and_keep(self: KnownOutputs, output: MapOutput) -> None:
+    def remove_and_keep(self: MapOutputCache, output: MapOutput) -> None:
         outputs.remove(SHUFFLE)
         keep(self, output)
 
     if when == "when it was found":
         monkeypatch.setattr(module, "_load", slow)
     else:
-        monkeypatch.setattr(KnownOutputs, "keep", remove_and_keep)
+        monkeypatch.setattr(MapOutputCache, "keep", remove_and_keep)
     found = known(outputs, 0)
     assert found.file_id == id_of(0), "who has found it may read it"
     del found

@@ -60,7 +60,7 @@ def test_the_greeting_is_that_of_the_document() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "message"), [(0, "is no shuffle manager: it begins with"), (8, "speaks version 2 .* engine 3")]
+    ("at", "message"), [(0, "is no shuffle manager: it begins with"), (8, "speaks version 5 .* engine 4")]
 )
 def test_another_peer_and_another_version_are_refused_in_words(at: int, message: str) -> None:
     data = bytearray(GREETING)

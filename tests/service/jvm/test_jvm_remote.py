@@ -48,11 +48,11 @@ from sortshuffle.reading.fetcher import Fetcher, Items
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.request_table import MOST_PROTOCOL_ERRORS
-from sortshuffle.service.jvm import elsewhere, protocol
 from sortshuffle.service.jvm import engine as engines
-from sortshuffle.service.jvm.elsewhere import ALL_READ_AHEAD_BYTES, THREADS
+from sortshuffle.service.jvm import nonlocal_blocks, protocol
 from sortshuffle.service.jvm.lost_blocks import MOST_REASONS
-from sortshuffle.service.jvm.outputs import KnownOutputs
+from sortshuffle.service.jvm.nonlocal_blocks import ALL_READ_AHEAD_BYTES, THREADS
+from sortshuffle.service.jvm.outputs import MapOutputCache
 from sortshuffle.service.jvm.remote import MOST_ASKED, MOST_REFUSED
 from sortshuffle.service.jvm.silent_services import MOST_FAILURES, RETRY_AFTER, SilentServices
 from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
@@ -229,7 +229,7 @@ def test_of_a_request_with_many_extents_some_are_planned_at_a_time(
         planned.append(sum(len(channel.extents) for channel in channels))
         return items(fetcher, channels)
 
-    monkeypatch.setattr(elsewhere, "MOST_EXTENTS", 10)
+    monkeypatch.setattr(nonlocal_blocks, "MOST_EXTENTS", 10)
     monkeypatch.setattr(Fetcher, "items", counted)
     outputs = [there.write(at, some(at, 300 * KIB)) for at in range(6)]
     answer = here.connect().read([each.block(0, 4) for each in outputs], [there.address])
@@ -348,7 +348,7 @@ def test_services_that_are_gone_are_waited_for_together(tmp_path: Path) -> None:
 def test_where_there_is_no_room_small_ones_are_read_by_their_index(
     here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KnownOutputs, "has_room_for_small", lambda self: False)
+    monkeypatch.setattr(MapOutputCache, "has_room_for_small", lambda self: False)
     outputs = [there.write(at, some(at, 100, 20), 20) for at in range(3)]
     client = here.connect()
     for first, end in ((0, 20), (3, 5)):
@@ -968,7 +968,9 @@ def test_without_a_thread_to_tell_services_the_files_here_are_removed_and_the_lo
     client = here.connect()
     client.write([[(0, b"x")]])
     there.write(1, some(1, 100))
-    here.engine._removal_threads.submit(int).result(PATIENCE)  # there is a thread to ask, but none for a link
+    threads = here.engine._removal_threads
+    threads.submit(int).result(PATIENCE)  # there is a thread to ask, but none for a link
+    eventually(lambda: threads._idle_semaphore._value == 1, "it is idle")
     monkeypatch.setattr(threading.Thread, "start", start)
     assert client.remove(SHUFFLE, [there.address]) == (DONE, b"")
     eventually(lambda: f"is not removed where {there.address} serves" in caplog.text, "the log says so")

@@ -33,8 +33,8 @@ from sortshuffle import calls
 from sortshuffle.homes import home_failures
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import server as servers
+from sortshuffle.service.jvm.map_output_writer import MapOutputWriter
 from sortshuffle.service.jvm.shared_frames import MOST_BYTES
-from sortshuffle.service.jvm.writing import MapOutputWriting
 from sortshuffle.writing.placed_records import PlacedRecordEncoder
 
 SLOT = 64 * KIB
@@ -199,15 +199,15 @@ def test_the_last_acknowledgement_comes_with_the_end(
     shared = shared_by(client)
     client.begin(subpartitions=SUBPARTITIONS)
     came_before: list[bool] = []
-    finish = MapOutputWriting.finish
+    finish = MapOutputWriter.finish
 
-    def finished(writing: MapOutputWriting) -> bytes:
+    def finished(writing: MapOutputWriter) -> bytes:
         came_before.append(bool(select.select([client.socket], [], [], 0)[0]))
         if fails:
             raise OSError("it cannot be finished")
         return finish(writing)
 
-    monkeypatch.setattr(MapOutputWriting, "finish", finished)
+    monkeypatch.setattr(MapOutputWriter, "finish", finished)
     client.send(shared_frame_of(shared, 0, [(1, b"record")]) + request_of(FINISH))
     assert client.reply() == (DONE, b"")
     assert came_before == [False]

@@ -25,9 +25,9 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
 from sortshuffle.service.client.client_settings import ClientSettings
-from sortshuffle.service.jvm.outputs import IndexedMapOutput, KnownOutputs, MapOutputs, SmallMapOutput
+from sortshuffle.service.jvm.block_reader import BlockReader
+from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutputCache, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
-from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import RemoteSettings
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, OVERHEAD_BYTES, is_small, read_small
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -100,7 +100,7 @@ def test_they_are_what_is_read_extent_by_extent(
     file, wanted = write(str(tmp_path), sizes, codec, memory=memory)
     try:
         whole = MapOutputs(lambda: [str(tmp_path)])
-        by_extent = MapOutputs(lambda: [str(tmp_path)], KnownOutputs(most_small_bytes=0))
+        by_extent = MapOutputs(lambda: [str(tmp_path)], MapOutputCache(most_small_bytes=0))
         is_empty = all(size is None for size in sizes)
         assert isinstance(whole.open(3, 17, 204, ID), SmallMapOutput) == (not is_empty)
         assert isinstance(by_extent.open(3, 17, 204, ID), IndexedMapOutput)

@@ -34,7 +34,7 @@ from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.service.jvm import stored
 from sortshuffle.service.jvm.engine import SharedHomes
 from sortshuffle.service.jvm.lost_blocks import LostBlocksError
-from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
+from sortshuffle.service.jvm.outputs import MapOutputCache, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest
 from sortshuffle.service.jvm.protocol import Block as AskedBlock
 from sortshuffle.service.jvm.stored import StoredBlocks, StoredSettings
@@ -231,7 +231,7 @@ def test_of_a_lost_directory_all_are_lost(store: Store, outputs: list[Output]) -
 def test_a_store_that_cannot_be_read_loses_nothing() -> None:
     """Nothing listens there: the error says nothing of a map output, so no producer runs again."""
     request = ReadRequest(SHUFFLE, (NOWHERE,), (AskedBlock(1, 1, 0, 1, 0, bytes(16)),))
-    settings = StoredSettings.at("http://127.0.0.1:9/shuffles", KnownOutputs())
+    settings = StoredSettings.at("http://127.0.0.1:9/shuffles", MapOutputCache())
     blocks = StoredBlocks(request, list(enumerate(request.blocks)), settings)
     with pytest.raises(OSError, match=r"reading an index failed") as failed:
         blocks.locate()
@@ -287,7 +287,7 @@ def test_an_error_of_one_file_hides_no_loss_of_others(mounted: Store) -> None:
 def asked_blocks(store: Store, outputs: Sequence[Output]) -> StoredBlocks:
     """All of them, for an engine that knows nothing yet."""
     request = ReadRequest(SHUFFLE, (NOWHERE,), tuple(each.block().received() for each in outputs))
-    settings = StoredSettings.at(home(store), KnownOutputs())
+    settings = StoredSettings.at(home(store), MapOutputCache())
     return StoredBlocks(request, list(enumerate(request.blocks)), settings)
 
 

@@ -361,10 +361,10 @@ def test_a_connection_is_not_idle_while_something_is_done_for_it(
     go = held_up(monkeypatch, "adoptable")
 
     def much_later() -> int:
-        """The errands of the connection, when the time has been looked at."""
+        """The disk jobs of the connection, when the time has been looked at."""
         [connection] = service._shared.connections
         connection.tick(service._shared.clock() + 10 * Limits().idle)
-        return connection._conversation.pending.errands_open
+        return connection._conversation.pending.open_disk_jobs
 
     client.send(pack_find_request(3, output))
     until(lambda: bool(service._server.ask(lambda: service._shared.counts.requests)))

@@ -14,7 +14,7 @@ from sortshuffle.errors import CorruptDataError, MissingDataError, Place, Protoc
 from sortshuffle.service.server.channels import TURN_BYTES
 from sortshuffle.service.server.conversation import Conversation
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.errands import FindOutput, OpenView, RemoveShuffle, ReportLoss
+from sortshuffle.service.server.disk_jobs import FindOutput, OpenView, RemoveShuffle, ReportLoss
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.server_channel import ChannelState, ServerChannel
@@ -71,17 +71,17 @@ class Side:
             self.core.receive(PartitionRequest(number, credit, OUTPUT).pack())
 
     def channel(self) -> ServerChannel:
-        """The next errand's: a view is to be opened."""
-        errand = self.core.pending.errands.popleft()
-        assert isinstance(errand, OpenView)
-        return errand.channel
+        """The next disk job's: a view is to be opened."""
+        disk_job = self.core.pending.disk_jobs.popleft()
+        assert isinstance(disk_job, OpenView)
+        return disk_job.channel
 
     def opened(self, *views: Source) -> list[ServerChannel]:
         """These views came for the channels that wait for one, in their order."""
         channels = []
         for view in views:
             channels.append(self.channel())
-            self.core.pending.errand_done()
+            self.core.pending.disk_job_done()
             self.core.channels.opened(channels[-1], view)
         return channels
 
@@ -121,10 +121,10 @@ def test_who_has_greeted_is_no_stranger_and_what_follows_is_heard() -> None:
     core = Conversation(ServerGreeting(None, SEGMENT), Limits(), Counts())
     whole = HELLO + pack_find_request(3, WANTED)
     core.receive(whole[:10])
-    assert (core.is_stranger, core.has_turn, core.pending.errands_open) == (True, False, 0)
+    assert (core.is_stranger, core.has_turn, core.pending.open_disk_jobs) == (True, False, 0)
     core.receive(whole[10:])
     assert (core.is_stranger, core.has_turn) == (False, True)
-    assert list(core.pending.errands) == [FindOutput(3, WANTED)]
+    assert list(core.pending.disk_jobs) == [FindOutput(3, WANTED)]
     sent = core.pending.take_answers()
     assert Hello.unpack(sent, Sender.SERVER).segment_bytes == SEGMENT
 
@@ -218,7 +218,7 @@ def test_requests_that_are_cancelled_before_they_are_answered_are_bounded() -> N
         side.core.receive(pack_cancel(number))
     side.request(6)
     assert side.error().fault is Fault.TOO_MUCH
-    side.core.pending.errand_done()
+    side.core.pending.disk_job_done()
     side.request(7)
     assert not side.core.pending.answers
 
@@ -271,7 +271,7 @@ def test_parking_at_any_moment_loses_nothing(moments: list[str], data: bytes) ->
             side.core.channels.park_holders()
         elif what == "turn":
             sent.extend(b"".join(body for _, body in side.turn()))
-        elif what == "open" and side.core.pending.errands:
+        elif what == "open" and side.core.pending.disk_jobs:
             channel = side.channel()
             rest = data[channel.request_from_here.skip :]
             pieces = [rest[at : at + SEGMENT] for at in range(0, len(rest), SEGMENT)]
@@ -346,19 +346,19 @@ def test_a_view_that_fails_in_mid_stream_is_told_of_before_its_client_hears_it()
     broken, other = side.opened(Source(cause=cause), Source(cause=UsageError("odd")))
     [(header, body)] = [*side.turn(), *side.turn()]
     assert (header.channel, ErrorResponse.unpack(header, body).fault) == (2, Fault.BAD_REQUEST)
-    assert list(side.core.pending.errands) == [ReportLoss(broken, cause)]
+    assert list(side.core.pending.disk_jobs) == [ReportLoss(broken, cause)]
     assert (other.state, len(side.core.channels)) == (ChannelState.ENDED, 0)
 
 
 # Questions
 
 
-def test_questions_are_errands_and_their_answers_are_sent() -> None:
+def test_questions_are_disk_jobs_and_their_answers_are_sent() -> None:
     side = Side()
     report = DamageReport(5, OUTPUT, subpartition=1, region=2)
     removal = pack_remove_request(6, "app-1", 3, bytes(16))
     side.core.receive(pack_find_request(4, WANTED) + report.pack() + removal)
-    find, damage, remove = side.core.pending.errands
+    find, damage, remove = side.core.pending.disk_jobs
     assert (find, damage) == (FindOutput(4, WANTED), report)
     assert isinstance(remove, RemoveShuffle)
     assert (remove.channel, remove.shuffle.application, remove.shuffle.exchange) == (6, "app-1", 3)
@@ -376,7 +376,7 @@ def test_questions_are_bounded() -> None:
     assert (error.channel, error.fault) == (4, Fault.TOO_MUCH)
     side.core.answered(b"")
     side.core.receive(pack_find_request(5, WANTED))
-    assert [each.channel for each in side.core.pending.errands if isinstance(each, FindOutput)] == [3, 5]
+    assert [each.channel for each in side.core.pending.disk_jobs if isinstance(each, FindOutput)] == [3, 5]
 
 
 def test_a_client_that_reads_no_answers_breaks_the_protocol() -> None:

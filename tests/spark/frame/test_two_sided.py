@@ -110,7 +110,7 @@ def test_dropped_rows_are_forgotten_when_others_are_kept(job: SparkSession) -> N
             source.filter(f"id > {low}").persist()
             job.catalog.clearCache()
         last = source.filter("id > 3").persist()
-        known = source._chain.context.kept_rows.values()
+        known = source._chain.context.cached_rows.values()
         assert [cached.storageLevel.useMemory for _, _, cached in known] == [True]
         assert last.count() == 1
     finally:

@@ -20,8 +20,8 @@ from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import pandas_series
-from sortshuffle.spark.functions.declared import Declared
 from sortshuffle.spark.functions.group_frames import COLLECTED_ROWS, FrameCollector, group_frames
+from sortshuffle.spark.functions.result_schema import ResultSchema
 from sortshuffle.spark.functions.results import from_group_frame
 
 CONF = FunctionConf("America/New_York")
@@ -36,12 +36,12 @@ SCHEMA = st.StructType(
 PLAIN = ["k", "v", "s"]
 
 
-def declared(names: list[str] = SCHEMA.names) -> Declared:
+def declared(names: list[str] = SCHEMA.names) -> ResultSchema:
     wanted = st.StructType([SCHEMA[name] for name in names])
-    return Declared.of("applyInPandas", lambda frame: frame, wanted, CONF)
+    return ResultSchema.of("applyInPandas", lambda frame: frame, wanted, CONF)
 
 
-def collected(frames: list[Any], wanted: Declared, conf: FunctionConf = CONF) -> list[pa.RecordBatch]:
+def collected(frames: list[Any], wanted: ResultSchema, conf: FunctionConf = CONF) -> list[pa.RecordBatch]:
     collector = FrameCollector(wanted, conf)
     batches = [batch for frame in frames for batch in collector.add(frame)]
     return [*batches, *collector.flush()]
@@ -162,7 +162,7 @@ def test_frames_of_many_bytes_do_not_wait_for_others() -> None:
     """However few rows they have. Text and bytes of 32 KiB are collected, up to 1 MiB of them; more than a
     quarter of that is converted at once."""
     wanted = st.StructType([st.StructField("n", st.LongType()), st.StructField("b", st.BinaryType())])
-    blobs = Declared.of("applyInPandas", lambda frame: frame, wanted, CONF)
+    blobs = ResultSchema.of("applyInPandas", lambda frame: frame, wanted, CONF)
 
     def frame(size: int) -> pd.DataFrame:
         return pd.DataFrame({"n": [size], "b": [bytes(size)]})
@@ -180,7 +180,7 @@ def test_frames_of_many_bytes_do_not_wait_for_others() -> None:
     assert [batch.num_rows for _ in range(40) for batch in texts.add(row)] == [32]
 
     doubles = st.StructType([st.StructField(f"d{at}", st.DoubleType()) for at in range(100)])
-    wide = FrameCollector(Declared.of("applyInPandas", lambda frame: frame, doubles, CONF), CONF)
+    wide = FrameCollector(ResultSchema.of("applyInPandas", lambda frame: frame, doubles, CONF), CONF)
     table = pd.DataFrame(np.ones((100, 100)), columns=doubles.names)  # 80,000 bytes
     assert [batch.num_rows for _ in range(20) for batch in wide.add(table)] == [1400]
 

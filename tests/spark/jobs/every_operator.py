@@ -37,7 +37,7 @@ from signatures import differing_signatures
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import StateError, UsageError
-from sortshuffle.spark.session.requirements import NO_ROLLBACK, is_classic
+from sortshuffle.spark.session.requirements import NO_ROLLBACK, ROLLBACK, is_classic
 from sortshuffle.spark.worker_errors import own_error
 
 cloudpickle.register_pickle_by_value(session_calls)
@@ -580,9 +580,13 @@ def session(kind: str) -> SparkSession:
     )
 
 
-def refusal(job: Job, setting: str) -> str:
-    """What is said of a session that lacks a setting that shuffles need over Connect."""
-    job.spark.conf.set(setting, "true")
+def refusal(job: Job, setting: str, value: str | None) -> str:
+    """What is said of a session that lacks a setting that shuffles need over Connect. ``value``: None for
+    Spark's default."""
+    if value is None:
+        job.spark.conf.unset(setting)
+    else:
+        job.spark.conf.set(setting, value)
     try:
         return "" if job.g.repartition(2, "id").count() else "?"
     except UsageError as error:
@@ -681,7 +685,8 @@ def main(directory: str, kind: str, *only: str) -> None:
         "cases": len(only or [*_cases, *CALLS]),
         "differing": differing,
         "signatures": differing_signatures(spark),
-        "refusals": {key: refusal(job, key) for key in NO_ROLLBACK} if kind == "remote" else {},
+        "refusals": {key: refusal(job, key, "true") for key in NO_ROLLBACK} if kind == "remote" else {},
+        "refusal_by_default": refusal(job, ROLLBACK, None) if kind == "remote" else "",
         "worker_error": worker_error_raised,
         "stages": len(placed.stage_totals()),
         "explained": explained.getvalue(),

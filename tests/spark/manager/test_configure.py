@@ -26,7 +26,7 @@ from spark_home import users_environment
 import sortshuffle
 from sortshuffle.errors import OptionError, UsageError
 from sortshuffle.spark.manager import jar
-from sortshuffle.spark.manager.choice import LOGGER
+from sortshuffle.spark.manager.activation import LOGGER
 from sortshuffle.spark.manager.settings import (
     MANAGER_CLASS,
     NETWORK_ENCRYPTION,

@@ -15,7 +15,7 @@ from engine import ENVIRONMENT
 from pyspark.sql import types as st
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
@@ -165,5 +165,5 @@ def written(directory: str, names: list[str], share: int) -> tuple[int, dict[str
     with RowResultPartition(writer, layout, MemoryBudget(share), metrics) as partition:
         for batch in scan.read(0):
             partition.write(batch)
-        partition.finish(Writer())
+        partition.finish(WriterInfo())
     return pa.default_memory_pool().max_memory(), dict(metrics.counts)

@@ -190,13 +190,16 @@ def test_shuffles_of_the_users_plan_check_rows_if_the_user_wants_it_and_control_
     plans = {"spark.sql.maxPlanStringLength": "100"}  # of which the text shows no shuffle
     with confs(spark, {ROLLBACK: value, QUERY_ROLLBACK: "true", **plans}):
         source = shuffling(numbers)
-        frame = sortshuffle.frame(source).mapInArrow(lambda batches: batches, source.schema)
-        control: Any = exchange_of(frame.repartition(3, "k")).control()
-        shuffles = dependencies_of(control._jdf.queryExecution().toRdd())
+        try:
+            frame = sortshuffle.frame(source).mapInArrow(lambda batches: batches, source.schema)
+            control: Any = exchange_of(frame.repartition(3, "k")).control()
+            shuffles = dependencies_of(control._jdf.queryExecution().toRdd())
+            assert frame.repartition(3, "k").count() == source.count()
+        finally:
+            source.unpersist(blocking=True)  # if it is cached
     assert [each.checksumMismatchFullRetryEnabled() for each in shuffles] == [False, value == "true"]
     assert [each.checksumMismatchQueryLevelRollbackEnabled() for each in shuffles] == [False, True]
     assert shuffles[0].partitioner().numPartitions() == 3
-    assert frame.repartition(3, "k").count() == source.count()
 
 
 def test_the_active_session_is_again_the_users(spark: SparkSession, placed: ShuffleFrame) -> None:

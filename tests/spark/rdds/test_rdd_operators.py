@@ -412,7 +412,7 @@ def test_records_need_neither_pandas_nor_arrows_datasets() -> None:
     """A new worker imports what the stages name: these two take longer than all else."""
     script = (
         "import sys;"
-        "from sortshuffle.spark.rdds import holding, key_selectors, ranges, stages, together, writing;"
+        "from sortshuffle.spark.rdds import holding_steps, key_selectors, multi_input, ranges, stages;"
         "print([name for name in ('pandas', 'pyarrow.dataset', 'pyarrow.parquet') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

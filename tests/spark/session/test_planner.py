@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from sortshuffle.errors import StateError
-from sortshuffle.spark.control import COLUMNS, MARK
+from sortshuffle.spark.control_rows import COLUMNS, MARK
 from sortshuffle.spark.session import classic_planner as planner
 from sortshuffle.spark.session.planner import number_rows
 

@@ -36,13 +36,13 @@ from sortshuffle.service.client.client import ServiceClient
 from sortshuffle.service.client.service_link import ServiceLink
 from sortshuffle.service.server.shuffle_service import ShuffleService, serve
 from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress
-from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control_batches
+from sortshuffle.spark.control_rows import INLINE_REGIONS, Adopter, channels, control_batches
 from sortshuffle.spark.session.service import HostService, Mode, ServiceSettings
 from sortshuffle.spark.steps.subpartition_sizes import sum_sizes
 from sortshuffle.spark.worker import adoption, reach
 from sortshuffle.spark.worker.adoption import finished_outputs
 from sortshuffle.spark.worker.reach import ClusterReach
-from sortshuffle.spark.worker.reports import Silent
+from sortshuffle.spark.worker.reports import NullReporter
 from sortshuffle.spark.worker.silence import Silence
 from sortshuffle.spark.worker.task import Task, running
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -269,7 +269,10 @@ def test_one_that_is_lost_where_it_lies_makes_its_adopter_run_again(
             there = replace(found[0], host="127.0.0.9", service="127.0.0.1:1")  # where nobody listens
             rows = list(control_batches(there, adopter.reach.index(found[0]), exchange=EXCHANGE))
             with_patience(consumer, 0.3)
-    with pytest.raises((DataLossError, ServiceUnavailableError)), running(consumer, Silent(), False, noted):
+    with (
+        pytest.raises((DataLossError, ServiceUnavailableError)),
+        running(consumer, NullReporter(), False, noted),
+    ):
         for channel in channels(iter(rows), consumer.reach):
             with channel.open(channel.extents) as reader:
                 for extent in channel.extents:
@@ -318,7 +321,10 @@ def test_a_worker_that_gets_no_thread_asks_and_tells_nobody(root: Path, service:
         assert Silence(task.files.homes()[0]).others([service.address]) == [service.address]
         consumer = task_on(root, service)
         consumer.reach.channel(found[0], ())
-        with pytest.raises(MissingDataError, match="as told"), running(consumer, Silent(), False, noted):
+        with (
+            pytest.raises(MissingDataError, match="as told"),
+            running(consumer, NullReporter(), False, noted),
+        ):
             raise MissingDataError(Place(found[0].file.data_path), "as told")
     adopter.reach.close()
 

@@ -18,7 +18,7 @@ from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ShuffleService, serve
-from sortshuffle.spark.control import Adopter, SparkMapOutput
+from sortshuffle.spark.control_rows import Adopter, SparkMapOutput
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, Mode, ServiceSettings
 from sortshuffle.spark.worker.reach import ClusterReach, credit_within
 from sortshuffle.storage.files.extents import extents_of

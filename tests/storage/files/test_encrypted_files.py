@@ -22,7 +22,7 @@ from sortshuffle.format.buffer import seal
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import RegionKind, Writer
+from sortshuffle.format.index import RegionKind, WriterInfo
 from sortshuffle.options import MIB
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -273,7 +273,7 @@ def large_buffers(tmp_path: Path, count: int, size: int) -> tuple[PartitionedFil
         writer.start_region()
         writer.write_extents([(0, [seal(payload, size, records=1)] * count)])
         writer.finish_region()
-        writer.finish(Writer())
+        writer.finish(WriterInfo())
     return file, appended
 
 

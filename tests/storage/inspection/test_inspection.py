@@ -17,7 +17,7 @@ from sortshuffle.errors import Place, UsageError
 from sortshuffle.format.buffer import DataType, SealedBuffer, StoredBuffer, seal
 from sortshuffle.format.checksum import checksum
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import ENTRY_BYTES, FOOTER_BYTES, RegionKind, Writer
+from sortshuffle.format.index import ENTRY_BYTES, FOOTER_BYTES, RegionKind, WriterInfo
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.inspection import data_check
@@ -67,7 +67,7 @@ def written(directory: Path, map_index: int = 0, file_id: bytes = FILE_ID) -> Pa
         write_unicast(writer, 0)
         write_unicast(writer, 1)
         write_broadcast(writer)
-        return writer.finish(Writer(application="app", exchange=7, map_index=map_index, attempt=70))
+        return writer.finish(WriterInfo(application="app", exchange=7, map_index=map_index, attempt=70))
 
 
 @pytest.fixture
@@ -428,7 +428,7 @@ def test_a_pair_whose_last_records_were_not_counted_may_have_a_sound_end(tmp_pat
 
     with open_writer(tmp_path) as writer:
         write_broadcast(writer)
-        file = writer.finish(Writer())
+        file = writer.finish(WriterInfo())
     assert check_data(inspect(file.data_path), LackingCounter()) == DataCheck(unchecked="too many")
 
 
@@ -471,7 +471,7 @@ def test_a_pair_that_is_finished_meanwhile_is_still_read(tmp_path: Path) -> None
     with open_writer(tmp_path) as writer:
         write_unicast(writer, 0)
         found = inspect(writer.file.partial_data_path)
-        writer.finish(Writer())
+        writer.finish(WriterInfo())
     assert check_data(found) == DataCheck()
 
 

@@ -22,7 +22,7 @@ from sortshuffle.errors import Place, SortShuffleError
 from sortshuffle.format.buffer import BUFFER_HEADER_BYTES, DataType, sealed_size
 from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum, checksum_of_checksums
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, Codec, FileHeader
-from sortshuffle.format.index import ENTRY, FOOTER_BYTES, RegionKind, Writer, pack_tail
+from sortshuffle.format.index import ENTRY, FOOTER_BYTES, RegionKind, WriterInfo, pack_tail
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import Barrier, UserEvent, pack_event, seal_event, unpack_event
@@ -219,7 +219,7 @@ def _index(kinds: tuple[RegionKind, ...]) -> bytes:
         subpartitions=subpartitions,
         kinds=kinds,
         schema=b"schema",
-        writer=Writer("app-1", 3).pack(),
+        writer=WriterInfo("app-1", 3).pack(),
         data_bytes=end,
         records=5 * owned,
         buffers=owned,

@@ -21,7 +21,7 @@ import scala.collection.Seq;
  * shuffle. Control rows must never be missed: a shuffle of SQL whose columns are not found stays Spark's.
  */
 final class ControlRows {
-    /** As in `spark/control.py`. */
+    /** As in `spark/control_rows.py`. */
     static final String MARK = "sortshuffle_control_rows";
 
     private static final String FOUND = "control rows of sortshuffle's own frames and RDDs";

@@ -28,12 +28,12 @@ def keep(chain: Chain, origin: Origin, cached: DataFrame) -> None:
     _forget_dropped(chain.context)
     if chain.context.planner.keeps and not chain.context.options.skew_factor:
         # the chain is kept, too, so that no other object gets the ids of its steps
-        chain.context.kept_rows[_key(chain, len(chain.steps))] = (chain, origin, cached)
+        chain.context.cached_rows[_key(chain, len(chain.steps))] = (chain, origin, cached)
 
 
 def release(chain: Chain) -> None:
     """Note that the rows of ``chain`` are no longer in Spark's cache."""
-    chain.context.kept_rows.pop(_key(chain, len(chain.steps)), None)
+    chain.context.cached_rows.pop(_key(chain, len(chain.steps)), None)
 
 
 def kept(chain: Chain) -> Origin | None:
@@ -50,7 +50,7 @@ def reading_kept(chain: Chain) -> Chain:
 def kept_beginning(chain: Chain, steps: tuple[Step, ...]) -> tuple[Origin | None, tuple[Step, ...]]:
     """Return what reads the rows of as many as possible of ``steps``, the first ones of the chain, in Spark's
     cache, and the steps that remain. None, and all steps, if no rows are there."""
-    if chain.context.kept_rows:
+    if chain.context.cached_rows:
         for count in range(len(steps), -1, -1):
             origin = _kept(chain, count)
             if origin is not None:
@@ -62,9 +62,9 @@ def _kept(chain: Chain, count: int) -> Origin | None:
     """Return what reads the rows of the first ``count`` steps in Spark's cache; None if it has not got
     them."""
     key = _key(chain, count)
-    _, origin, cached = chain.context.kept_rows.get(key, (None, None, None))
+    _, origin, cached = chain.context.cached_rows.get(key, (None, None, None))
     if cached is not None and _is_dropped(cached):
-        chain.context.kept_rows.pop(key, None)
+        chain.context.cached_rows.pop(key, None)
         return None
     return origin
 
@@ -72,12 +72,12 @@ def _kept(chain: Chain, count: int) -> Origin | None:
 def _forget_dropped(context: FrameContext) -> None:
     """Drop the entries of rows that are no longer in Spark's cache, so that their frames can go. Each entry
     is a question to Spark, so it looks only when there are twice as many as after the last look, or so."""
-    count = len(context.kept_rows)
+    count = len(context.cached_rows)
     if count & (count - 1):  # no power of two
         return
-    for key, entry in list(context.kept_rows.items()):
-        if _is_dropped(entry[2]) and context.kept_rows.get(key) is entry:
-            context.kept_rows.pop(key, None)
+    for key, entry in list(context.cached_rows.items()):
+        if _is_dropped(entry[2]) and context.cached_rows.get(key) is entry:
+            context.cached_rows.pop(key, None)
 
 
 def _is_dropped(cached: DataFrame) -> bool:

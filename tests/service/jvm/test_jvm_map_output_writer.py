@@ -23,15 +23,15 @@ from sortshuffle.memory.limit import INTERPRETER_RESERVE
 from sortshuffle.options import GIB, KIB, MIB
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, SharedHomes
+from sortshuffle.service.jvm.map_output_writer import SEGMENT_BYTES, MapOutputWriter, records_of
 from sortshuffle.service.jvm.protocol import WriteRequest
-from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, records_of
 
 TESTS = Path(__file__).parents[2]
 REQUEST = WriteRequest(shuffle=3, map_index=0, map_id=7, subpartitions=4, stage=5)
 RECORDS = [(0, b"a" * 100), (3, b"b" * 2000), (1, b""), (0, b"c")]
 
 
-def add(writing: MapOutputWriting, body: bytes) -> None:
+def add(writing: MapOutputWriter, body: bytes) -> None:
     """As the server takes the body of a FRAME."""
     frame = body[8:]
     memory = writing.frame_memory(len(frame))

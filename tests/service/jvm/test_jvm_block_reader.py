@@ -39,7 +39,7 @@ from sortshuffle import calls
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import protocol
-from sortshuffle.service.jvm.reading import READ_BYTES
+from sortshuffle.service.jvm.block_reader import READ_BYTES
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
 

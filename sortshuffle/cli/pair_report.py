@@ -25,7 +25,7 @@ from sortshuffle.storage.inspection.open_files import is_file, size_of
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PairReport:
     """What is known of one pair. ``check``: None if the data was not read. ``totals``, ``regions``: None
     without an index. ``encryption``: whether encrypted payloads were decrypted; empty for others.
     ``is_locked``: a key was given, but does not decrypt them."""
@@ -59,7 +59,7 @@ class Look:
     def directory(self) -> str:
         return os.path.dirname(self.inspection.base)
 
-    def without_table(self) -> Look:
+    def without_table(self) -> PairReport:
         """Return a copy without index entries, which may be megabytes: a listing keeps thousands of looks."""
         return replace(self, inspection=replace(self.inspection, table=None))
 
@@ -75,7 +75,7 @@ class AnyPath(click.Path):
         return path.rstrip("/") if is_url(path) else super().convert(path, parameter, context)
 
 
-def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey | None = None) -> Look:
+def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey | None = None) -> PairReport:
     """Look at the pair that a file belongs to. ``position``: of the pair in a list, for the progress bar.
     ``key``: decrypts the pair. Raises `UsageError` if the file is not one of ours, or is gone."""
     with progress(position + os.path.basename(path), 0 if quick else _data_bytes(path)) as advance:
@@ -84,7 +84,7 @@ def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey 
 
 def look_at_all(
     paths: Sequence[str], quick: bool = False, key: EncryptionKey | None = None
-) -> Iterator[Look]:
+) -> Iterator[PairReport]:
     """Look at pairs that were found in directories, leaving out those that have been removed since."""
     total = 0 if quick else sum(map(_data_bytes, paths))
     with progress(f"{len(paths)} map outputs", total) as advance:
@@ -101,15 +101,15 @@ def pairs_below(directory: str, on_error: Callable[[OSError], None]) -> list[str
     return list(find_pairs(directory, on_error))
 
 
-def _look(path: str, quick: bool, advance: Advance, key: EncryptionKey | None) -> Look:
+def _look(path: str, quick: bool, advance: Advance, key: EncryptionKey | None) -> PairReport:
     inspection = inspect(path, keeps_locks=_is_in_home(path))
     cipher = cipher_of(inspection.header, key)
     check = None if quick else check_data(inspection, record_counter(inspection), advance, cipher)
     table = inspection.table
     if table is None:
-        found = Look(inspection, check, None, None)
+        found = PairReport(inspection, check, None, None)
     else:
-        found = Look(inspection, check, table.totals, len(table.kinds))
+        found = PairReport(inspection, check, table.totals, len(table.kinds))
     if inspection.header is not None and inspection.header.is_encrypted:
         is_locked = key is not None and cipher is None
         found = replace(found, encryption=_encryption(key, cipher), is_locked=is_locked)

@@ -36,7 +36,6 @@ from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere
 from sortshuffle.service.jvm.index_part import IndexPart, check_range, entries_of
 from sortshuffle.service.jvm.lost_blocks import (
     PROBLEMS,
@@ -46,6 +45,7 @@ from sortshuffle.service.jvm.lost_blocks import (
     with_all_lost,
     without_frames,
 )
+from sortshuffle.service.jvm.nonlocal_blocks import NonLocalBlocks, NonLocalSource
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
@@ -104,7 +104,7 @@ class BlockReader:
         request: ReadRequest,
         outputs: MapOutputs,
         own_address: str,
-        elsewhere: Elsewhere,
+        elsewhere: NonLocalSource,
     ) -> None:
         self._request = request
         self._outputs = outputs
@@ -114,7 +114,7 @@ class BlockReader:
         # blocks that `locate` has found
         self._local: list[tuple[int, Block, SmallMapOutput | _LocalPart]] = []
         others = [(n, block) for n, block in numbered if not is_local[block.service]]
-        self._elsewhere: BlocksElsewhere | None = elsewhere.blocks(request, others) if others else None
+        self._elsewhere: NonLocalBlocks | None = elsewhere.blocks(request, others) if others else None
         self._bytes = 0  # of local extents, as far as they were read
         self._blocks = 0  # local blocks that were begun
 
@@ -138,7 +138,7 @@ class BlockReader:
         self._look_on_both_sides(self._check_local, lambda elsewhere: elsewhere.check_known())
 
     def _look_on_both_sides(
-        self, look_here: Callable[[_Findings], None], look_elsewhere: Callable[[BlocksElsewhere], None]
+        self, look_here: Callable[[_Findings], None], look_elsewhere: Callable[[NonLocalBlocks], None]
     ) -> None:
         """Look for map outputs here and elsewhere. Raise `LostBlocksError` with all that are lost. If none is
         known to be lost, raise the first problem that kept a look from telling."""

@@ -1,4 +1,4 @@
-"""`MapOutputWriting`: one map output of a JVM's task, from its first frame to its commit.
+"""`MapOutputWriter`: one map output of a JVM's task, from its first frame to its commit.
 
     open --add, add, ..--> open --finish--> finished --close--> closed
       \\--close--> closed (no files)      after a call that fails: only close
@@ -9,7 +9,7 @@ Rules
   of one huge record gets separate memory. Either is free again when `add` returns. So the memory for frames
   is bounded, and a JVM that is faster than the engine waits.
 * Records that wait for their region are charged to the engine's memory, which all writers share
-  (`SharedMemory`).
+  (`SharedBudget`).
 * `close` is the last call, also after a failure: it releases memory and deletes unfinished files.
 
 Single-threaded: each connection has its own instance.
@@ -24,16 +24,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.local_buffer_pool import LocalBufferPool
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
-from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.memory.shared_budget import SharedBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.outputs import MapOutputs
 from sortshuffle.service.jvm.protocol import ID_AND_END_BYTES, WriteRequest, pack_finished
-from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
+from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutputRecords, kept_bytes
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.urls import is_url
 from sortshuffle.writing.placed_partition import PlacedResultPartition
@@ -58,7 +58,7 @@ class WritingResources:
     host: str
     outputs: MapOutputs
     segments: NetworkBufferPool
-    memory: SharedMemory
+    memory: SharedBudget
     codec: Codec
     codec_level: int
 
@@ -92,7 +92,7 @@ def region_bytes(request: WriteRequest, file: PartitionedFile) -> int | None:
     return None if is_url(file.base) else max(LEAST_REGION, request.subpartitions * ENOUGH_FOR_A_SUBPARTITION)
 
 
-class MapOutputWriting:
+class MapOutputWriter:
     """Writes one map output. Raises as `MapOutputs.new` does. The caller closes it."""
 
     def __init__(self, request: WriteRequest, resources: WritingResources) -> None:
@@ -139,7 +139,7 @@ class MapOutputWriting:
         file = self._partition.finish(self._writer())
         sizes = self._partition.subpartition_bytes
         if only_frame is not None and kept_bytes(only_frame.memory.size, len(sizes)) <= MOST_BYTES:
-            small = SmallOutput(only_frame.memory, only_frame.bounds[1:], sizes)
+            small = SmallOutputRecords(only_frame.memory, only_frame.bounds[1:], sizes)
             self._outputs.keep_written(file, self._partition.file_id, small)
         return pack_finished(self._partition.file_id, self._metrics.counts["spills"], sizes)
 
@@ -147,9 +147,9 @@ class MapOutputWriting:
         """Release all memory and delete unfinished files. May be called again."""
         self._resources.close()
 
-    def _writer(self) -> Writer:
+    def _writer(self) -> WriterInfo:
         request = self._request
-        return Writer(
+        return WriterInfo(
             application=self._application,
             exchange=request.shuffle,
             stage=request.stage,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from sortshuffle.cli.cleaning import HomeVerdict, Thing
+from sortshuffle.cli.cleaning import CleanTarget, HomeVerdict
 from sortshuffle.cli.durations import duration
 from sortshuffle.cli.output import plural
 from sortshuffle.storage.files.urls import root_and_application
@@ -26,7 +26,7 @@ def judge_stored(url: str, application: str | None, older_than: float | None) ->
     for remains in remains_below(url, application):
         age = max(0.0, now - remains.changed)
         is_dead = age > older_than if older_than is not None else application is not None
-        yield HomeVerdict(remains.url, Thing.APPLICATION, is_dead, remains.bytes, _reason(remains, age))
+        yield HomeVerdict(remains.url, CleanTarget.APPLICATION, is_dead, remains.bytes, _reason(remains, age))
 
 
 def remove_stored(verdict: HomeVerdict) -> None:

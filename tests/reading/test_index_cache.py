@@ -14,9 +14,9 @@ from consumers import Consumer, Steps, one, random_pair, read_pool, stored
 from engine import ID, OTHER_ID, open_files, write_pair
 
 from sortshuffle.errors import MissingDataError
-from sortshuffle.format.index import Index, Writer
+from sortshuffle.format.index import Index, WriterInfo
 from sortshuffle.options import MIB
-from sortshuffle.reading.kept_indexes import FIXED_BYTES, KeptIndexes
+from sortshuffle.reading.index_cache import FIXED_BYTES, IndexCache
 from sortshuffle.reading.scheduler import ReadScheduler
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.storage.files.reader import read_index
@@ -37,13 +37,13 @@ def size_of(index: Index) -> int:
     return index.entries.nbytes + sys.getsizeof(index.kinds) + len(index.schema) + FIXED_BYTES
 
 
-def kept(indexes: KeptIndexes, files: int) -> list[int]:
+def kept(indexes: IndexCache, files: int) -> list[int]:
     """The files whose indexes are kept."""
     return [number for number in range(files) if indexes.get(number.to_bytes(16, "little")) is not None]
 
 
 def test_an_index_is_given_for_its_files_only(index: Index) -> None:
-    indexes = KeptIndexes(MIB)
+    indexes = IndexCache(MIB)
     assert indexes.get(ID) is None
     indexes.keep(index)
     assert indexes.get(ID) is index
@@ -52,7 +52,7 @@ def test_an_index_is_given_for_its_files_only(index: Index) -> None:
 
 def test_the_least_recently_used_goes(index: Index) -> None:
     size = size_of(index)
-    indexes = KeptIndexes(FEW * size)
+    indexes = IndexCache(FEW * size)
     for number in range(FEW):
         indexes.keep(of_file(index, number))
     assert indexes.size == FEW * size
@@ -63,7 +63,7 @@ def test_the_least_recently_used_goes(index: Index) -> None:
 
 
 def test_an_index_that_is_kept_twice_counts_once(index: Index) -> None:
-    indexes = KeptIndexes(MIB)
+    indexes = IndexCache(MIB)
     indexes.keep(index)
     indexes.keep(of_file(index, 1))
     indexes.keep(index)
@@ -72,21 +72,21 @@ def test_an_index_that_is_kept_twice_counts_once(index: Index) -> None:
 
 def test_an_index_for_which_there_is_no_room_is_not_kept(index: Index) -> None:
     large = replace(index, schema=bytes(1000))
-    indexes = KeptIndexes(size_of(large) - 1)
+    indexes = IndexCache(size_of(large) - 1)
     indexes.keep(of_file(index, 1))
     indexes.keep(large)
     assert indexes.get(ID) is None
     assert kept(indexes, 2) == [1]
     assert indexes.size == size_of(index)
-    exactly = KeptIndexes(size_of(large))
+    exactly = IndexCache(size_of(large))
     exactly.keep(large)
     assert exactly.get(ID) is large
 
 
 def test_the_room_of_forgotten_indexes_is_free_again(index: Index) -> None:
-    indexes = KeptIndexes(2 * size_of(index))
+    indexes = IndexCache(2 * size_of(index))
     for number, exchange in ((1, 1), (2, 2)):
-        indexes.keep(replace(of_file(index, number), writer=Writer(exchange=exchange)))
+        indexes.keep(replace(of_file(index, number), writer=WriterInfo(exchange=exchange)))
     indexes.forget_all(2)
     assert kept(indexes, 4) == [1]
     indexes.keep(of_file(index, 3))
@@ -99,7 +99,7 @@ def test_the_room_of_forgotten_indexes_is_free_again(index: Index) -> None:
 
 def test_many_threads_keep_no_more_than_there_is_room_for(index: Index) -> None:
     size = size_of(index)
-    indexes = KeptIndexes(FEW * size)
+    indexes = IndexCache(FEW * size)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: indexes.keep(of_file(index, number % 20)), range(2000)))
     assert len(kept(indexes, 20)) == FEW
@@ -110,7 +110,7 @@ def test_the_next_reader_does_not_read_the_index_again(tmp_path: Path) -> None:
     file = write_pair(tmp_path, random_pair(2, 2, 5000))
     expected = [stored(file, one(subpartition)) for subpartition in (0, 1)]
     threads = Steps()
-    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes(MIB))
+    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=IndexCache(MIB))
     for subpartition in (0, 1):
         consumer = Consumer()
         reader = scheduler.create_reader(one(subpartition), consumer.on_available)
@@ -131,7 +131,7 @@ def live_indexes() -> int:
 def test_map_outputs_that_are_open_hold_no_index_beside_those_that_are_kept(
     tmp_path: Path, index: Index
 ) -> None:
-    indexes, pool, threads = KeptIndexes(FEW * size_of(index)), read_pool(64, 4096), Steps()
+    indexes, pool, threads = IndexCache(FEW * size_of(index)), read_pool(64, 4096), Steps()
     before = live_indexes()
     schedulers, readers = [], []
     for number in range(3 * FEW):
@@ -151,7 +151,7 @@ def test_a_reader_that_comes_while_the_files_are_open_takes_the_index_that_is_ke
     file = write_pair(tmp_path, random_pair(2, 2, 5000))
     expected = [stored(file, one(subpartition)) for subpartition in (0, 1)]
     threads = Steps()
-    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes(MIB))
+    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=IndexCache(MIB))
     consumers = [Consumer(), Consumer()]
     first = scheduler.create_reader(one(0), consumers[0].on_available)
     Path(file.index_path).unlink()
@@ -165,7 +165,7 @@ def test_an_index_that_is_not_kept_is_read_for_each_reader(tmp_path: Path) -> No
     file = write_pair(tmp_path, random_pair(2, 2, 5000))
     expected = [stored(file, one(subpartition)) for subpartition in (0, 1)]
     threads = Steps()
-    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=KeptIndexes(0))
+    scheduler = ReadScheduler(file, ID, read_pool(64, 4096), threads, indexes=IndexCache(0))
     consumers = [Consumer(), Consumer()]
     readers = [scheduler.create_reader(one(n), consumers[n].on_available) for n in (0, 1)]
     Path(file.index_path).unlink()
@@ -186,7 +186,7 @@ def consume(threads: Steps, *opened: tuple[SubpartitionReader, Consumer]) -> Non
 
 def test_data_that_are_gone_are_missing_though_their_index_is_kept(tmp_path: Path) -> None:
     file = write_pair(tmp_path, random_pair(1, 1, 10))
-    indexes = KeptIndexes(MIB)
+    indexes = IndexCache(MIB)
     indexes.keep(read_index(file))
     scheduler = ReadScheduler(file, ID, read_pool(4, 4096), Steps(), indexes=indexes)
     os.unlink(file.data_path)

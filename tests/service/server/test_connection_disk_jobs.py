@@ -8,14 +8,24 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
 from serving import OUTPUT
 from views import Part, Source
 
 from sortshuffle.errors import CorruptDataError, Place
-from sortshuffle.service.server.connection import Connection, Surroundings
-from sortshuffle.service.server.errands import Errands
+from sortshuffle.service.server.connection import Connection, ServerContext
+from sortshuffle.service.server.disk_jobs import DiskJobs
 from sortshuffle.service.server.limits import Limits
-from sortshuffle.service.wire.protocol import Hello, PartitionRequest
+from sortshuffle.service.wire.protocol import (
+    HELLO_BYTES,
+    ErrorResponse,
+    Fault,
+    FrameParser,
+    Hello,
+    Kind,
+    PartitionRequest,
+    Sender,
+)
 
 
 class StepLoop:
@@ -31,7 +41,10 @@ class StepLoop:
         self, work: Callable[[], Any], back: Callable[[Any], None], takes_long: bool = False
     ) -> None:
         done: Future[Any] = Future()
-        done.set_result(work())
+        try:
+            done.set_result(work())
+        except OSError as error:
+            done.set_exception(error)
         self.waiting.append((back, done))
 
     def run(self) -> None:
@@ -45,6 +58,7 @@ class BreakingTransport:
 
     def __init__(self, received: bytes) -> None:
         self.received = [received]
+        self.sent = b""
         self.is_broken = False
 
     def receive(self) -> bytes | None:
@@ -53,6 +67,7 @@ class BreakingTransport:
     def send(self, pieces: list[memoryview]) -> int:
         if self.is_broken:
             raise OSError(errno.EPIPE, "the client is gone")
+        self.sent += b"".join(pieces)
         return sum(map(len, pieces))
 
     def close(self) -> None:
@@ -68,15 +83,49 @@ def test_a_loss_that_is_found_as_the_client_goes_is_told_of() -> None:
     transport: Any = BreakingTransport(
         Hello(bytes(32)).pack() + b"".join(PartitionRequest(each, 5, OUTPUT).pack() for each in views)
     )
-    surroundings = Surroundings(
-        loop=loop, limits=Limits(), secret=None, segment_bytes=100, errands=Errands(catalog, losses, None)
+    context = ServerContext(
+        loop=loop, limits=Limits(), secret=None, segment_bytes=100, disk_jobs=DiskJobs(catalog, losses, None)
     )
-    connection = Connection(transport, "peer", surroundings)
-    surroundings.connections[connection] = None
+    connection = Connection(transport, "peer", context)
+    context.connections[connection] = None
     connection.on_ready(1)
     loop.run()
     transport.is_broken = True
     connection.turn()
-    assert connection not in surroundings.connections
+    assert connection not in context.connections
     loop.run()
     assert told == [OUTPUT]
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [(None, Fault.DAMAGED), (OSError(errno.EMFILE, "too many open files"), Fault.INTERNAL)],
+)
+def test_a_client_hears_of_a_loss_when_spark_does_and_else_asks_again(
+    error: OSError | None, fault: Fault
+) -> None:
+    """Its answer to an internal fault is another request."""
+
+    def report(_: object, output: object) -> None:
+        if error is not None:
+            raise error
+
+    view = Source(cause=CorruptDataError(Place("file"), "cut short"))
+    catalog: Any = type("", (), {"create_view": lambda *_: view})()
+    losses: Any = type("", (), {"report": report})()
+    loop: Any = StepLoop()
+    transport: Any = BreakingTransport(Hello(bytes(32)).pack() + PartitionRequest(1, 5, OUTPUT).pack())
+    context = ServerContext(
+        loop=loop, limits=Limits(), secret=None, segment_bytes=100, disk_jobs=DiskJobs(catalog, losses, None)
+    )
+    connection = Connection(transport, "peer", context)
+    context.connections[connection] = None
+    connection.on_ready(1)
+    loop.run()
+    while connection in context.ready:
+        del context.ready[connection]
+        connection.turn()
+        loop.run()
+    frames = FrameParser(Sender.SERVER).feed(transport.sent[HELLO_BYTES:])
+    errors = [ErrorResponse.unpack(*each) for each in frames if each[0].kind is Kind.ERROR_RESPONSE]
+    assert [(each.channel, each.fault) for each in errors] == [(1, fault)]

@@ -20,8 +20,8 @@ import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import MIB, Options
-from sortshuffle.spark.control import SCHEMA as CONTROL
-from sortshuffle.spark.worker.several import ChainInput, Leg, ReadTogether
+from sortshuffle.spark.control_rows import SCHEMA as CONTROL
+from sortshuffle.spark.worker.multi_input import ChainInput, Leg, ReadTogether
 from sortshuffle.spark.worker.stages import ReadExchange
 from sortshuffle.spark.worker.task import Task
 

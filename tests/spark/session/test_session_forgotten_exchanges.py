@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 from sortshuffle.homes.forgotten_exchanges import read_exchanges
-from sortshuffle.spark.session.forgotten import forgotten
+from sortshuffle.spark.session.forgotten_exchanges import forgotten
 
 SETTINGS = {"spark.sortshuffle.service": "external", "spark.sortshuffle.service.port": "1"}  # nobody is there
 

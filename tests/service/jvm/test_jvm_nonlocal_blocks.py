@@ -11,25 +11,25 @@ from consumers import PATIENCE
 from engine import eventually
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import ENTRY, Index, Writer
-from sortshuffle.service.jvm import elsewhere
-from sortshuffle.service.jvm.elsewhere import KnownElsewhere, in_threads
-from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
-from sortshuffle.service.jvm.small_outputs import SmallOutput
+from sortshuffle.format.index import ENTRY, Index, WriterInfo
+from sortshuffle.service.jvm import nonlocal_blocks
+from sortshuffle.service.jvm.nonlocal_blocks import NonLocalCache, map_in_threads
+from sortshuffle.service.jvm.outputs import MapOutputCache, SmallMapOutput
+from sortshuffle.service.jvm.small_outputs import SmallOutputRecords
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 
 def index_of(number: int, subpartitions: int, shuffle: int = 1) -> Index:
     header = FileHeader(number.to_bytes(16, "big"), subpartitions, 0, Codec.NONE, PayloadKind.RECORD_BYTES)
-    writer = Writer(exchange=shuffle)
+    writer = WriterInfo(exchange=shuffle)
     return Index(header, np.zeros((1, subpartitions), ENTRY), (), b"", writer, 0)
 
 
 def test_what_is_known_of_a_removed_shuffle_is_forgotten() -> None:
-    known = KnownElsewhere(KnownOutputs())
+    known = NonLocalCache(MapOutputCache())
     for shuffle in (1, 2):
         known.indexes.keep(index_of(shuffle, 10, shuffle))
-        records = SmallOutput(b"record", np.array([6]), np.array([6]))
+        records = SmallOutputRecords(b"record", np.array([6]), np.array([6]))
         known.small.keep(SmallMapOutput(file_of(shuffle), bytes([shuffle]), records))
     ids = [index_of(1, 10).header.file_id, index_of(2, 10).header.file_id, bytes([1]), bytes([2])]
     assert list(known.get_all(ids)) == ids
@@ -55,8 +55,8 @@ def start_only(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3, 50])
 def test_what_is_called_in_threads_returns_in_the_order_of_the_items(threads: int) -> None:
-    assert in_threads(str, range(20), threads, "looking") == [str(number) for number in range(20)]
-    assert in_threads(str, [], threads, "looking") == []
+    assert map_in_threads(str, range(20), threads, "looking") == [str(number) for number in range(20)]
+    assert map_in_threads(str, [], threads, "looking") == []
 
 
 @pytest.mark.parametrize(("count", "stay"), [(0, 0), (1, 0), (2, 1), (3, 1)])
@@ -76,7 +76,7 @@ def test_where_there_are_too_few_threads_half_of_them_end_and_the_callers_own_ca
 
     with monkeypatch.context() as patch:
         start_only(patch, count)
-        found = in_threads(look, range(20), 4, "looking")
+        found = map_in_threads(look, range(20), 4, "looking")
     assert [number for number, _ in found] == list(range(20))
     assert {name for _, name in found} == names
     assert threading.current_thread().name in names
@@ -107,12 +107,12 @@ def test_a_call_gets_a_thread_that_others_do_not_hold(monkeypatch: pytest.Monkey
         return number
 
     monkeypatch.setattr(threading.Thread, "start", start_or_fail)
-    assert in_threads(look, range(3), 4, "looking") == [0, 1, 2]
+    assert map_in_threads(look, range(3), 4, "looking") == [0, 1, 2]
 
 
 def test_what_a_call_in_a_thread_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        in_threads(lambda number: 1 // number, [1, 0, 1], 2, "looking")
+        map_in_threads(lambda number: 1 // number, [1, 0, 1], 2, "looking")
 
 
 def test_after_an_error_no_further_call_begins_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_after_an_error_no_further_call_begins_in_any_thread(monkeypatch: pytest
             raise KeyError("a bug")
         assert cleared.wait(PATIENCE)
 
-    monkeypatch.setattr(elsewhere, "deque", Watched)
+    monkeypatch.setattr(nonlocal_blocks, "deque", Watched)
     with pytest.raises(KeyError):
-        in_threads(look, range(20), 2, "looking")
+        map_in_threads(look, range(20), 2, "looking")
     assert sorted(called) == [0, 1]

@@ -1,8 +1,8 @@
-"""`KeptIndexes`: verified indexes of the map outputs that were read last, for the readers that come next.
+"""`IndexCache`: verified indexes of the map outputs that were read last, for the readers that come next.
 
 Used by the `ReadScheduler`s of a shuffle service, and by an engine for map outputs elsewhere
-(`service.jvm.elsewhere`). Consumers read a map output one after another; without this each of them would have
-the whole index read and verified again.
+(`service.jvm.nonlocal_blocks`). Consumers read a map output one after another; without this each of them
+would have the whole index read and verified again.
 
 Rules
 * All indexes together take at most ``most`` bytes. The least recently used go first. An index that takes more
@@ -24,7 +24,7 @@ from sortshuffle.format.index import Index
 FIXED_BYTES = 2048  # of an index beside its entries, kinds and schema; tracemalloc counted 1,900 to 2,060
 
 
-class KeptIndexes:
+class IndexCache:
     """Keeps ``most`` bytes of indexes, by the id of their files."""
 
     def __init__(self, most: int) -> None:

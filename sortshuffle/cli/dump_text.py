@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sortshuffle.cli.exchanges import ExchangeFiles, Listing
-from sortshuffle.cli.look import Look
 from sortshuffle.cli.output import Column, ConsoleOutput, Row, count, plural, ratio
+from sortshuffle.cli.pair_report import PairReport
 from sortshuffle.cli.records import ShownRows, cell, schema_of
-from sortshuffle.format.index import Writer
+from sortshuffle.format.index import WriterInfo
 from sortshuffle.options import format_size
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.inspection.contents import (
@@ -68,7 +68,7 @@ class PairPage:
     """Prints one pair. ``subpartition``: show only its extents. ``everything``: do not cut tables."""
 
     out: ConsoleOutput
-    look: Look
+    look: PairReport
     subpartition: int | None
     everything: bool
 
@@ -156,7 +156,7 @@ def _print_table(
     _print_rest(out, len(rows) - len(named), "more row", other_way)
 
 
-def _facts(look: Look) -> Iterator[tuple[str, str]]:
+def _facts(look: PairReport) -> Iterator[tuple[str, str]]:
     inspection = look.inspection
     yield "data", _described(inspection.data)
     yield "index", _described(inspection.index)
@@ -184,7 +184,7 @@ def _described(file: FoundFile | None) -> str:
     return f"{os.path.basename(file.path)}, {count(file.bytes)} bytes"
 
 
-def _signature(writer: Writer) -> str:
+def _signature(writer: WriterInfo) -> str:
     return (
         f"application {writer.application}, exchange {writer.exchange}, stage {writer.stage},"
         f" map {writer.map_index}, attempt {writer.attempt}, on {writer.host}"
@@ -255,7 +255,7 @@ def _totals(totals: Totals) -> str:
     )
 
 
-def _print_faults(out: ConsoleOutput, look: Look, everything: bool) -> None:
+def _print_faults(out: ConsoleOutput, look: PairReport, everything: bool) -> None:
     notes = list(_notes(look))
     faults = look.faults if everything else look.faults[:SHORT_LIMIT]
     if not (notes or faults):
@@ -268,7 +268,7 @@ def _print_faults(out: ConsoleOutput, look: Look, everything: bool) -> None:
     _print_rest(out, len(look.faults) - len(faults), "more fault")
 
 
-def _notes(look: Look) -> Iterator[str]:
+def _notes(look: PairReport) -> Iterator[str]:
     if look.inspection.being_written:
         yield "A task is writing this map output; its completed regions are shown."
     elif look.inspection.may_be_written:
@@ -346,7 +346,7 @@ def directory(out: ConsoleOutput, path: str, found: Listing, everything: bool) -
     _print_wrong_pairs(out, found, everything)
 
 
-def _print_directory_of_pairs(out: ConsoleOutput, parent: str, looks: list[Look]) -> None:
+def _print_directory_of_pairs(out: ConsoleOutput, parent: str, looks: list[PairReport]) -> None:
     is_well = all(look.state is PairState.COMPLETE for look in looks)
     columns = _PAIR_COLUMNS if is_well else (*_PAIR_COLUMNS, Column("state", left=True))
     out.gap()
@@ -364,7 +364,7 @@ def _them(number: int) -> str:
     return "it" if number == 1 else "them"
 
 
-def _pair_row(look: Look, with_state: bool) -> Row:
+def _pair_row(look: PairReport, with_state: bool) -> Row:
     cells = [look.name, "", "", "", ""]
     totals = look.totals
     if totals is not None and look.regions is not None:
@@ -409,7 +409,7 @@ def _print_wrong_pairs(out: ConsoleOutput, found: Listing, everything: bool) -> 
     _print_rest(out, len(wrong) - len(named), "more such map output")
 
 
-def _reason(look: Look) -> str:
+def _reason(look: PairReport) -> str:
     if not look.faults:
         return look.state.value + (f": {look.unchecked}" if look.unchecked else "")
     first, more = look.faults[0], len(look.faults) - 1

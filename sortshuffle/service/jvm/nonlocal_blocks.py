@@ -1,4 +1,4 @@
-"""`BlocksElsewhere`: the blocks of one request that are not files of this host, and how they are fetched.
+"""`NonLocalBlocks`: the blocks of one request that are not files of this host, and how they are fetched.
 
     RemoteBlocks   through the shuffle services of other hosts       (`service.jvm.remote`)
     StoredBlocks   from storage that every host sees                 (`service.jvm.stored`)
@@ -10,7 +10,7 @@ For each map output a request
    threads, within a budget (`reading.fetcher`).
 
 The two subclasses differ in where they read, and in what counts as a loss. All requests share the cache
-(`KnownElsewhere`, thread-safe). A `BlocksElsewhere` belongs to one request and one thread, and starts threads
+(`NonLocalCache`, thread-safe). A `NonLocalBlocks` belongs to one request and one thread, and starts threads
 that find map outputs and fetch.
 """
 
@@ -33,17 +33,17 @@ from sortshuffle.errors import Place
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
-from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.memory.shared_budget import SharedBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.fetcher import Fetcher
-from sortshuffle.reading.kept_indexes import KeptIndexes
+from sortshuffle.reading.index_cache import IndexCache
 from sortshuffle.service.jvm.index_part import IndexPart, check_range
-from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
+from sortshuffle.service.jvm.outputs import MapOutputCache, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
-from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small
+from sortshuffle.service.jvm.small_outputs import SmallOutputRecords, is_small
 from sortshuffle.storage.files.grouping import in_groups
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
@@ -58,23 +58,23 @@ THREADS = 4  # to fetch, verify and decompress for one request: as many as for a
 # without room for them each reduce task would request all of them again
 MOST_INDEX_BYTES = 64 * MIB
 
-IndexOrRecords: TypeAlias = SmallOutput | Index
+IndexOrRecords: TypeAlias = SmallOutputRecords | Index
 """The records of a small map output, or the index of a larger one."""
 
-PartOrRecords: TypeAlias = SmallOutput | IndexPart
+PartOrRecords: TypeAlias = SmallOutputRecords | IndexPart
 """What a request holds of it."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class KnownElsewhere:
+class NonLocalCache:
     """What an engine knows of map outputs elsewhere, kept for later requests. ``small``: records of small
     ones; ``indexes``: of the others. Thread-safe."""
 
-    def __init__(self, small: KnownOutputs) -> None:
+    def __init__(self, small: MapOutputCache) -> None:
         self.small = small
-        self.indexes = KeptIndexes(MOST_INDEX_BYTES)
+        self.indexes = IndexCache(MOST_INDEX_BYTES)
 
     def get(self, file_id: bytes) -> IndexOrRecords | None:
         return self.get_all((file_id,)).get(file_id)
@@ -99,7 +99,7 @@ class KnownElsewhere:
         }
 
     def keep(
-        self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutput | None]
+        self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutputRecords | None]
     ) -> IndexOrRecords:
         """Keep and return the records of a small map output if there is room for them, else its index.
         ``read``: reads the records, or returns None if the index has to do."""
@@ -151,18 +151,18 @@ class FoundBlock:
         return HEADER_BYTES + known.stored_bytes(0, known.subpartitions)
 
 
-class Elsewhere(Protocol):
+class NonLocalSource(Protocol):
     """A source of map outputs other than this host's files."""
 
-    def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> BlocksElsewhere:
+    def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> NonLocalBlocks:
         """Return a reader of these blocks. ``numbered``: each with its number in the request."""
 
 
-class BlocksElsewhere(ABC):
+class NonLocalBlocks(ABC):
     """Reads ``blocks``, each with its number in the request. ``memory``: that of all requests, to read ahead.
     ``blocks_begun``: the number of blocks that `pieces` has begun. The caller closes it."""
 
-    def __init__(self, blocks: Sequence[tuple[int, Block]], memory: SharedMemory) -> None:
+    def __init__(self, blocks: Sequence[tuple[int, Block]], memory: SharedBudget) -> None:
         self._blocks = blocks
         self._memory = memory
         self._found: list[FoundBlock] = []
@@ -213,7 +213,7 @@ class BlocksElsewhere(ABC):
             piece = next(fetched, None)  # fetching begins here, even if the first blocks come from memory
             for begun, found in enumerate(self._found, 1):
                 self.blocks_begun = begun
-                if isinstance(found.known, SmallOutput):
+                if isinstance(found.known, SmallOutputRecords):
                     yield self._slice(found.block, found.known)
                     continue
                 while piece is not None and piece[0] == begun:
@@ -221,7 +221,7 @@ class BlocksElsewhere(ABC):
                     piece = next(fetched, None)
             assert piece is None, "pieces come in the order of their blocks"
 
-    def _slice(self, block: Block, small: SmallOutput) -> BytesLike:
+    def _slice(self, block: Block, small: SmallOutputRecords) -> BytesLike:
         self._small_bytes += small.stored_bytes(block.first, block.end)
         return small.records(block.first, block.end)
 
@@ -232,7 +232,7 @@ class BlocksElsewhere(ABC):
         with closing(self._memory.open("read-ahead")) as budget:
             for codec, same_codec in groupby(numbered, lambda each: each[1].part.codec):
                 fetcher = Fetcher(RecordBytesPayload(codec), budget, THREADS, self._metrics)
-                sized = ((each, np.count_nonzero(each[1].part.entries["bytes"])) for each in same_codec)
+                sized = ((each, int(np.count_nonzero(each[1].part.entries["bytes"]))) for each in same_codec)
                 for group in in_groups(sized, MOST_EXTENTS):
                     yield from self._fetch_group(group, fetcher)
 
@@ -247,12 +247,12 @@ class BlocksElsewhere(ABC):
                 yield places[id(channel)], piece
 
 
-def read_ahead_memory() -> SharedMemory:
+def read_ahead_memory() -> SharedBudget:
     """Return the memory to read ahead in, for all requests of an engine together."""
-    return SharedMemory(ALL_READ_AHEAD_BYTES, READ_AHEAD_FLOOR, READ_AHEAD_BYTES)
+    return SharedBudget(ALL_READ_AHEAD_BYTES, READ_AHEAD_FLOOR, READ_AHEAD_BYTES)
 
 
-def in_threads(
+def map_in_threads(
     call: Callable[[Item], Result], items: Sequence[Item], threads: int, name: str
 ) -> list[Result]:
     """Return what ``call`` returns for each item, in their order. Calls it in up to ``threads`` threads of

@@ -1,4 +1,4 @@
-"""`Trouble`: decides after a failure of a client's connection when to reconnect, or to give up.
+"""`ReconnectPolicy`: decides after a failure of a client's connection when to reconnect, or to give up.
 
     calm --failed--> in trouble --failed, too long--> given up, and calm again
       ^                  |
@@ -21,8 +21,8 @@ from sortshuffle.service.client.backoff import Backoff
 from sortshuffle.service.client.request_table import MOST_PROTOCOL_ERRORS, BreachError
 
 
-class Trouble:
-    """The trouble of one link. ``timeout``: seconds without progress before giving up."""
+class ReconnectPolicy:
+    """Decides for one link. ``timeout``: seconds without progress before giving up."""
 
     def __init__(self, timeout: float, clock: Callable[[], float]) -> None:
         self._backoff = Backoff(timeout, clock)

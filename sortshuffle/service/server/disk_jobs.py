@@ -1,9 +1,9 @@
-"""Errands: work for a client that uses the disks, and so is done in the background.
+"""Disk jobs: work for a client that uses the disks, and so is done in the background.
 
-    Conversation --errand--> `Errands`, in a thread that may block --result--> Conversation
+    Conversation --disk job--> `DiskJobs`, in a thread that may block --result--> Conversation
 
-An errand is a plain value that describes the work, so tests can inspect what a connection's core asks for.
-`Errands` does the work.
+A disk job is a plain value that describes the work, so tests can inspect what a connection's core asks for.
+`DiskJobs` does the work.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class RemoveShuffle:
 Question = FindOutput | DamageReport | RemoveShuffle
 """A request that is answered with one frame. ``channel`` is the number that the client gave it."""
 
-Errand = OpenView | ReportLoss | Question
+DiskJob = OpenView | ReportLoss | Question
 
 
-class Errands:
-    """Does the errands. ``remove``: None in a process without an engine. For threads that may block."""
+class DiskJobs:
+    """Does the disk jobs. ``remove``: None in a process without an engine. For threads that may block."""
 
     def __init__(self, catalog: Catalog, losses: Losses, remove: Remove | None) -> None:
         self._catalog = catalog

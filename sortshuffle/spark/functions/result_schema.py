@@ -1,7 +1,7 @@
 """The declared result of a function: its schema, and the checks and conversions of returned batches.
 
 An error names the function, then repeats PySpark's message for the same mistake up to the end of the line
-(`Declared.refusal`). So programs that search a job's error for PySpark's text find it.
+(`ResultSchema.refusal`). So programs that search a job's error for PySpark's text find it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class ResultSchema:
     """The declared result of a function.
 
     ``place``: the function's name in errors, such as ``mapInArrow(parse)``. ``wire``: the schema of delivered
@@ -37,14 +37,14 @@ class Declared:
     required: tuple[int, ...]
 
     @staticmethod
-    def of(method: str, function: Function, schema: st.StructType | str, conf: FunctionConf) -> Declared:
+    def of(method: str, function: Function, schema: st.StructType | str, conf: FunctionConf) -> ResultSchema:
         """Check the arguments of ``method``. Raises `UsageError`, or `UnsupportedError` for a type."""
         place = f"{method}({function_name(function)})"
         if not callable(function):
             raise UsageError(f"{method} needs a function, not {function!r}")
         parsed = parse_schema(schema)
         required = tuple(at for at, field in enumerate(parsed.fields) if not field.nullable)
-        return Declared(place, parsed, to_arrow(parsed, conf.timezone), required)
+        return ResultSchema(place, parsed, to_arrow(parsed, conf.timezone), required)
 
     def deliver(self, batch: pa.RecordBatch, *, exact: bool = False) -> Batches:
         """Convert ``batch`` to batches of the wire schema; yield none if it has no rows."""

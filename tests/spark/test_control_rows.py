@@ -27,7 +27,7 @@ from sortshuffle.errors import MissingDataError
 from sortshuffle.format.index import RegionKind
 from sortshuffle.homes.owner import Owner
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
-from sortshuffle.spark.control import (
+from sortshuffle.spark.control_rows import (
     INLINE_REGIONS,
     MARK,
     ROWS_PER_BATCH,

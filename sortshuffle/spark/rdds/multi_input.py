@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sortshuffle.payload.pickled import Chunk, Pairs
-from sortshuffle.spark.rdds.control_rows import Received
-from sortshuffle.spark.rdds.holding import CoGroup
+from sortshuffle.spark.rdds.control_rows import TaskInput
+from sortshuffle.spark.rdds.holding_steps import CoGroup
 from sortshuffle.spark.rdds.stages import RecordOpening, apply_steps, holders_of
 from sortshuffle.spark.rdds.steps import Step
 from sortshuffle.spark.rdds.streams import RecordStream
@@ -30,7 +30,7 @@ class ReadPassed:
     number: int
     holders = 0
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
+    def open(self, received: TaskInput, task: Task, opened: ExitStack) -> RecordStream:
         return RecordStream(chunks=received.passed(self.number))
 
 
@@ -45,7 +45,7 @@ class RecordInput:
     def holders(self) -> int:
         return self.opening.holders + holders_of(self.steps)
 
-    def chunks(self, received: Received, task: Task, opened: ExitStack) -> Iterator[Chunk]:
+    def chunks(self, received: TaskInput, task: Task, opened: ExitStack) -> Iterator[Chunk]:
         stream = self.opening.open(received, task, opened)
         for chunk in apply_steps(self.steps, stream, task, opened).chunks():
             yield chunk if isinstance(chunk, Pairs) else _first_two(chunk)
@@ -62,7 +62,7 @@ class ReadRecordsTogether:
     def holders(self) -> int:
         return 1 + sum(each.holders for each in self.inputs)
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
+    def open(self, received: TaskInput, task: Task, opened: ExitStack) -> RecordStream:
         inputs = [each.chunks(received, task, opened) for each in self.inputs]
         made: Any = self.combine.run(inputs, task, task.holding(self.combine.describe()))
         opened.callback(made.close)

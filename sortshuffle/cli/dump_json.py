@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sortshuffle.cli.exchanges import ExchangeFiles, Listing
-from sortshuffle.cli.look import Look
+from sortshuffle.cli.pair_report import PairReport
 from sortshuffle.cli.records import ShownRows, schema_of
 from sortshuffle.format.header import FileHeader
 from sortshuffle.storage.files.extents import Extent
@@ -20,7 +20,7 @@ from sortshuffle.storage.inspection.contents import FileFault, FoundFile, Region
 from sortshuffle.storage.inspection.data_check import LooseBuffer
 
 
-def pair(look: Look, subpartition: int | None = None) -> dict[str, Any]:
+def pair(look: PairReport, subpartition: int | None = None) -> dict[str, Any]:
     """Describe one pair in full. ``subpartition``: list only the extents of this one."""
     document = summary(look)
     table = look.inspection.table
@@ -31,7 +31,7 @@ def pair(look: Look, subpartition: int | None = None) -> dict[str, Any]:
     return document
 
 
-def summary(look: Look) -> dict[str, Any]:
+def summary(look: PairReport) -> dict[str, Any]:
     """Describe a pair without its extents."""
     inspection = look.inspection
     schema = schema_of(inspection)
@@ -109,7 +109,7 @@ def _fault(fault: FileFault) -> dict[str, Any]:
     }
 
 
-def _regions(table: RegionTable, look: Look, subpartition: int | None) -> list[dict[str, Any]]:
+def _regions(table: RegionTable, look: PairReport, subpartition: int | None) -> list[dict[str, Any]]:
     regions: list[dict[str, Any]] = [
         {"region": region, "kind": kind.name.lower(), "extents": []}
         for region, kind in enumerate(table.kinds)

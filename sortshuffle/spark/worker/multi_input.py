@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sortshuffle.memory.budget import MemoryBudget
-from sortshuffle.spark.control import SCHEMA, channels
+from sortshuffle.spark.control_rows import SCHEMA, channels
 from sortshuffle.spark.functions.running import CloseAtEnd
 from sortshuffle.spark.worker.stages import (
     Batches,
