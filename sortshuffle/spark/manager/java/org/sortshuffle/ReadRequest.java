@@ -27,8 +27,7 @@ record ReadRequest(RecordReader.Blocks blocks, List<String> addresses, int[] ser
 
     static ReadRequest of(Engine engine, RecordReader.Blocks blocks) {
         Map<Service, Integer> numbers = numbers(blocks);
-        int[] services =
-                blocks.list().stream().mapToInt(block -> numbers.get(Service.of(block))).toArray();
+        int[] services = blocks.list().stream().mapToInt(block -> numbers.get(Service.of(block))).toArray();
         List<String> addresses = new ArrayList<>();
         for (Service each : numbers.keySet())
             addresses.add(engine.addressOf(each.host, each.port));
