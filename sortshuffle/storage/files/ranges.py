@@ -205,7 +205,8 @@ def _contiguous(
             f"the extent of subpartition {subpartition} in region {region} does not follow the one before it",
             entry,
         )
-    return starts[:, 0], np.where(unicast, sizes.sum(axis=1), sizes[:, 0])
+    # copied: a view would keep the offsets of all subpartitions, up to MBs for each reader
+    return starts[:, 0].copy(), np.where(unicast, sizes.sum(axis=1), sizes[:, 0])
 
 
 def _non_empty(

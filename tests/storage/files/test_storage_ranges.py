@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,20 @@ def test_empty_extents_are_left_out_and_do_not_break_a_range(tmp_path: Path) -> 
         (2, "2..4", BUFFER),
     ]
     assert list(extents_of_range(index, over(2, 2))) == []
+
+
+def test_a_cursor_keeps_a_few_numbers_of_each_region_however_wide_its_range(tmp_path: Path) -> None:
+    width = 2000
+    wide = {subpartition: [b"x"] for subpartition in range(width)}
+    index = index_of(tmp_path, Pair(width, first=0, regions=[Region(wide)] * 5))
+    tracemalloc.start()
+    try:
+        cursor = ExtentCursor(index, over(0, width - 1))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert cursor.left == index.entries["bytes"].sum()
+    assert kept < width * 8, "less than a number for each subpartition"
 
 
 def test_a_file_without_regions_has_no_extents_and_nothing_to_count(tmp_path: Path) -> None:
