@@ -253,7 +253,7 @@ def test_what_only_prepares_a_read_runs_no_job(numbers: DataFrame, spark: SparkS
         writers = [frame.write.bucketBy(2, "k"), frame.write.sortBy("k"), frame.write.clusterBy("k")]
         texts = frame.toJSON()
     assert ran.ids == []
-    assert [type(writer).__name__ for writer in writers] == ["FrameWriter"] * 3
+    assert [type(writer).__name__ for writer in writers] == ["ShuffleFrameWriter"] * 3
     assert texts.count() == ROWS
 
 
