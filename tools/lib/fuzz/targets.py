@@ -131,9 +131,12 @@ def check_jvm(data: bytes) -> None:
                     assert 0 < jvm.ID_AND_END_BYTES * records <= len(body)
             case jvm.Operation.READ:
                 read = jvm.ReadRequest.unpack(body)
-                assert (read.shuffle, len(read.services), len(read.blocks), 0) == struct.unpack_from(
-                    "<iiii", body
-                )
+                assert (
+                    read.shuffle,
+                    len(read.services),
+                    len(read.blocks),
+                    read.only_looks,
+                ) == struct.unpack_from("<iiii", body)
                 assert all(
                     each.first < each.end and each.service < len(read.services) for each in read.blocks
                 )
