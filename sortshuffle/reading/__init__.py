@@ -19,4 +19,5 @@ For the shuffle service, where a map output has many consumers
     index_cache                            indexes of what was read last, for the readers that come next
     sweep, segment_batch, read_shares      the plan of the reads; memory of one run; memory of all readers
     subpartition_reader                    the view of one consumer
+    submission                             work for threads that may refuse it
 """

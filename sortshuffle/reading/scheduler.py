@@ -11,8 +11,7 @@ next offset. Neighbours share one positioned read, and each gets slices of the s
 
 Rules
 * A partition has at most one run at a time, with one batch: partitions take turns in the threads' queue.
-* Threads may refuse a run and keep it in their queue all the same, if no more of them can be started. Either
-  the run or its refusal counts, whichever comes first. A run that is refused fails all readers.
+* A run that the threads refuse (`submission`) fails all readers.
 * A *pass* serves each reader once, in ascending file order (`Sweep`). A run makes passes until its batch is
   used up, and leaves the rest of a pass to the next run. So offsets go back only between passes.
 * Adjacent bytes for several readers are read with one call. Bytes that several readers want (a broadcast
@@ -40,7 +39,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from functools import partial
 
 from sortshuffle.errors import BufferTimeoutError, CorruptDataError, Place
 from sortshuffle.format.header import Codec
@@ -51,6 +49,7 @@ from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.reading.batch_reader import BatchReader, add_to_reader, fail_reader
 from sortshuffle.reading.index_cache import IndexCache
 from sortshuffle.reading.read_shares import ReadShares
+from sortshuffle.reading.submission import submit_once
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.reading.sweep import Sweep
 from sortshuffle.reading.swept_file import SweptFile
@@ -262,16 +261,9 @@ class ReadScheduler:
         return self._sweep.is_due(self._shares.limits(len(self._sweep.readers)), changed)
 
     def _start(self) -> None:
-        first = threading.Lock()  # taken by the run or by its refusal, and never released
-        try:
-            self._threads.submit(partial(self._run, first))
-        except Exception as error:  # no thread can be started, or the threads were shut down
-            if first.acquire(blocking=False):
-                self._finish(error)
+        submit_once(self._threads, self._run, self._finish)
 
-    def _run(self, first: threading.Lock) -> None:
-        if not first.acquire(blocking=False):
-            return  # it was refused, and its readers have failed
+    def _run(self) -> None:
         try:
             data = self._data
             assert data is not None  # it stays open during a run

@@ -18,6 +18,7 @@ from sortshuffle.compute.aggregate.segments import Segments, in_order
 from sortshuffle.errors import ResultOverflowError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import KeyRow, RowOrder
+from sortshuffle.writing.clustering import own
 
 OUTPUT_ROWS = 65_536  # states processed at a time: so many that the fixed costs of a batch do not matter
 # Bytes processed at a time. Half of them, however few rows that is, are worth a call (`payload.arrow`)
@@ -144,9 +145,9 @@ class _OpenGroup:
         return bool(self._parts)
 
     def add(self, part: pa.RecordBatch) -> None:
-        """Add a row. It is copied, because it would keep its batch alive; a `take` would need memory for the
-        position of each element of a list."""
-        self._parts.append(pa.concat_batches([part]))
+        """Add a row, which keeps no batch alive. (A `take` would need memory for the position of each element
+        of a list.)"""
+        self._parts.append(own(part))
         self._size += part.nbytes + PART_BYTES
         if self._size >= self._combine_at:
             self._combine()

@@ -27,6 +27,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -358,7 +359,7 @@ class MapOutputs:
         failures: list[OSError] = []
         self._last_removal = object()
         for home in self._homes():
-            failures += _failures_to_remove(home, shuffle)
+            _remove_from(home, shuffle, failures)
         self._last_removal = object()
         self._known.forget_all(PartitionedFile.prefix_of(shuffle))
         if failures:
@@ -401,26 +402,24 @@ def _name(file: PartitionedFile) -> str:
     return os.path.basename(file.base)
 
 
-def _failures_to_remove(home: str, shuffle: int) -> list[OSError]:
-    """Delete all finished map outputs of a shuffle in a home. An error keeps none of the others; return all
-    errors."""
-    if is_url(home):
-        return _failures_of(lambda: retry(partial(remove_exchange, home, shuffle)))
-    failures: list[OSError] = []
-
-    def delete_all() -> None:
+def _remove_from(home: str, shuffle: int, failures: list[OSError]) -> None:
+    """Delete all finished map outputs of a shuffle in a home. One that cannot be deleted keeps no other."""
+    with _noting(failures):
+        if is_url(home):
+            retry(partial(remove_exchange, home, shuffle))
+            return
         for file in _files(home, PartitionedFile.prefix_of(shuffle)):
-            failures.extend(_failures_of(file.delete))
+            with _noting(failures):
+                file.delete()
 
-    return _failures_of(delete_all) + failures
 
-
-def _failures_of(call: Callable[[], object]) -> list[OSError]:
+@contextmanager
+def _noting(failures: list[OSError]) -> Iterator[None]:
+    """Note an OSError in the block, and go on after it."""
     try:
-        call()
+        yield
     except OSError as error:
-        return [error]
-    return []
+        failures.append(error)
 
 
 def _files(home: str, prefix: str) -> Iterator[PartitionedFile]:

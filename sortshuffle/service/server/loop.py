@@ -12,8 +12,8 @@ Rules
   pending results, so that everything that a worker opened is closed. Work that has not begun when the loop is
   stopped fails instead.
 * Work that takes long has separate threads, so that the opening of a file never waits for it.
-* Work for which no thread can be started fails. It may be in the threads' queue all the same, and is then
-  not done later: nobody would give back what it opens.
+* Work that the threads refuse (`reading.submission`) fails, and is not done later: nobody would give back
+  what it opens.
 * `call_soon` wakes the loop only if the loop sleeps, or is about to.
 """
 
@@ -31,6 +31,7 @@ from typing import Protocol, TypeVar
 
 from sortshuffle import calls
 from sortshuffle.errors import StateError
+from sortshuffle.reading.submission import submit_once
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -124,17 +125,8 @@ class EventLoop:
         none can be started."""
         future: Future[T] = Future()
         future.add_done_callback(lambda over: self.call_soon(lambda: done(over)))
-        first = threading.Lock()  # taken by the work or by its refusal, and never released
-
-        def begin() -> None:
-            if first.acquire(blocking=False):
-                self._complete(future, work)
-
-        try:
-            (self._long if takes_long else self._background).submit(begin)
-        except Exception as error:
-            if first.acquire(blocking=False):
-                future.set_exception(error)
+        threads = self._long if takes_long else self._background
+        submit_once(threads, lambda: self._complete(future, work), future.set_exception)
 
     def ask(self, question: Callable[[], T], timeout: float) -> T:
         """Return the result of ``question``, called in the loop's thread, or here if the loop does not run.

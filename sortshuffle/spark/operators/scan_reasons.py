@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as st
 
@@ -23,6 +22,7 @@ from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.fitting import Calendars
 from sortshuffle.spark.parquet.scanning import ScanSource, open_parquet
 from sortshuffle.spark.parquet.settings import FileRules
+from sortshuffle.spark.session.requirements import setting_of
 
 MOST_FOOTERS = 32
 _FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
@@ -82,11 +82,8 @@ _SPECIAL = {"CURRENT_DEFAULT", "EXISTS_DEFAULT", "GENERATION_EXPRESSION"}
 def why_not_session(spark: SparkSession) -> str:
     """Settings with which Spark reads files in another way than the workers, or that may change plans."""
     for name, needed in _SETTINGS.items():
-        try:
-            value = str(spark.conf.get(name)).lower()
-        except PySparkException:  # this version of Spark has no such setting
-            continue
-        if value != needed:
+        value = setting_of(spark, name)
+        if value not in (None, needed):
             return f"{name} is {value}"
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for name in _ABSENT:

@@ -157,17 +157,23 @@ def check_no_rollback(spark: SparkSession) -> None:
     """Raise `UsageError` unless map tasks of this session may return other control rows when they run again.
     In a classic session the planner ensures this."""
     for key in NO_ROLLBACK:
-        try:
-            value = str(spark.conf.get(key)).lower()  # Spark's default, if the session has no value
-        except PySparkException:  # this Spark does not know the setting
-            continue
-        if value != "false":
+        value = setting_of(spark, key)
+        if value not in (None, "false"):
             raise UsageError(
                 f"over Spark Connect a shuffle needs the setting {key} to be false, and it is {value}: map"
                 " tasks that run again, after an executor was lost, return other control rows, and Spark"
                 f' would end the job. Set it with spark.conf.set("{key}", "false"), or make the session'
                 " with sortshuffle.configure(SparkSession.builder.remote(...))"
             )
+
+
+def setting_of(spark: SparkSession, name: str) -> str | None:
+    """Return a setting of the session, or Spark's default, in lower case. None if this Spark does not know
+    it."""
+    try:
+        return str(spark.conf.get(name)).lower()
+    except PySparkException:
+        return None
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:

@@ -74,6 +74,16 @@ class BreakingTransport:
         pass
 
 
+def begun(transport: Any, loop: Any, disk_jobs: DiskJobs) -> tuple[Connection, ServerContext]:
+    """A connection that has received what the transport has, and whose disk jobs are done."""
+    context = ServerContext(loop=loop, limits=Limits(), secret=None, segment_bytes=100, disk_jobs=disk_jobs)
+    connection = Connection(transport, "peer", context)
+    context.connections[connection] = None
+    connection.on_ready(1)
+    loop.run()
+    return connection, context
+
+
 def test_a_loss_that_is_found_as_the_client_goes_is_told_of() -> None:
     told: list[object] = []
     views = {1: Source([Part([[b"x"]], 1)]), 2: Source(cause=CorruptDataError(Place("file"), "cut short"))}
@@ -83,13 +93,7 @@ def test_a_loss_that_is_found_as_the_client_goes_is_told_of() -> None:
     transport: Any = BreakingTransport(
         Hello(bytes(32)).pack() + b"".join(PartitionRequest(each, 5, OUTPUT).pack() for each in views)
     )
-    context = ServerContext(
-        loop=loop, limits=Limits(), secret=None, segment_bytes=100, disk_jobs=DiskJobs(catalog, losses, None)
-    )
-    connection = Connection(transport, "peer", context)
-    context.connections[connection] = None
-    connection.on_ready(1)
-    loop.run()
+    connection, context = begun(transport, loop, DiskJobs(catalog, losses, None))
     transport.is_broken = True
     connection.turn()
     assert connection not in context.connections
@@ -115,13 +119,7 @@ def test_a_client_hears_of_a_loss_when_spark_does_and_else_asks_again(
     losses: Any = type("", (), {"report": report})()
     loop: Any = StepLoop()
     transport: Any = BreakingTransport(Hello(bytes(32)).pack() + PartitionRequest(1, 5, OUTPUT).pack())
-    context = ServerContext(
-        loop=loop, limits=Limits(), secret=None, segment_bytes=100, disk_jobs=DiskJobs(catalog, losses, None)
-    )
-    connection = Connection(transport, "peer", context)
-    context.connections[connection] = None
-    connection.on_ready(1)
-    loop.run()
+    connection, context = begun(transport, loop, DiskJobs(catalog, losses, None))
     while connection in context.ready:
         del context.ready[connection]
         connection.turn()

@@ -19,7 +19,7 @@ from sortshuffle.errors import UsageError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.server import losses
 from sortshuffle.service.server.losses import Losses
-from sortshuffle.service.wire.protocol import DamageReport, Verdict
+from sortshuffle.service.wire.protocol import DamageReport, MapOutputAddress, Verdict
 from sortshuffle.storage.files.reader import read_index
 
 
@@ -67,12 +67,7 @@ def test_a_loss_that_the_system_kept_from_being_told_is_told_by_the_next_report(
     tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, call: str, name: str, number: int
 ) -> None:
     """For lack of descriptors the report fails, and the client asks again; a broken disk may stay broken."""
-    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
-    control.parent.mkdir(parents=True)
-    control.touch()
-    home = make_home(tmp_path / "two", "ended", ended_owner([str(tmp_path / "blockmgr")]))
-    file, output = Disk(tmp_path / "two", home).write_random()
-    file.delete()
+    control, output = lost_output(tmp_path)
     judge = Losses(shelf.catalog)
     with monkeypatch.context() as hindered:
         hindered.setattr(calls, call, refusing(getattr(calls, call), name, number))
@@ -85,6 +80,17 @@ def test_a_loss_that_the_system_kept_from_being_told_is_told_by_the_next_report(
     assert control.exists()
     judge.report(output)
     assert not control.exists()
+
+
+def lost_output(directory: Path) -> tuple[Path, MapOutputAddress]:
+    """Spark's own file of an ended executor's map output, and the map output, whose files are gone."""
+    control = directory / "blockmgr" / "0a" / "shuffle_5_204_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    home = make_home(directory / "two", "ended", ended_owner([str(directory / "blockmgr")]))
+    file, output = Disk(directory / "two", home).write_random()
+    file.delete()
+    return control, output
 
 
 def refusing(real: Callable[..., Any], name: str, number: int) -> Callable[..., Any]:
@@ -102,12 +108,7 @@ def test_a_home_that_cannot_be_read_keeps_nothing_from_the_rest(
     tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is on a broken disk. The application's directories are looked into, as where a home is gone."""
-    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
-    control.parent.mkdir(parents=True)
-    control.touch()
-    home = make_home(tmp_path / "two", "ended", ended_owner([str(tmp_path / "blockmgr")]))
-    file, output = Disk(tmp_path / "two", home).write_random()
-    file.delete()
+    control, output = lost_output(tmp_path)
     monkeypatch.setattr(calls, "open_file", refusing(calls.open_file, "owner.json", errno.EIO))
     Losses(shelf.catalog, lambda _: [str(tmp_path / "blockmgr")]).report(output)
     assert not control.exists()
