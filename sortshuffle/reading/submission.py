@@ -1,4 +1,4 @@
-"""`submit_once`: gives work to threads that may refuse it, and have it done all the same.
+"""`submit_once`: gives work to threads that may refuse it, and still do it later.
 
 `ThreadPoolExecutor.submit` queues the work, and then starts a thread if it needs one. If the system has no
 thread left, it raises. But a thread of the pool that becomes free still takes the work, or has begun it

@@ -32,7 +32,7 @@ def settings(tmp_path: Path, **more: str) -> str:
     return json.dumps({**chosen, **{name.replace("_", "."): value for name, value in more.items()}})
 
 
-# distinct: so many that a partition does not fit twice into the limit
+# distinct: so many that the interpreter leaves no room in the limit for a partition twice
 @pytest.mark.parametrize(
     ("door", "row", "each"), [("frame", ROW, EACH), ("distinct", ROW, 2 * EACH), ("rdd", 4096, EACH)]
 )

@@ -18,12 +18,12 @@ from sortshuffle.compute.aggregate.segments import Segments, in_order
 from sortshuffle.errors import ResultOverflowError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import KeyRow, RowOrder
-from sortshuffle.writing.clustering import own
 
 OUTPUT_ROWS = 65_536  # states processed at a time: so many that the fixed costs of a batch do not matter
 # Bytes processed at a time. Half of them, however few rows that is, are worth a call (`payload.arrow`)
 OUTPUT_BYTES = 8 * MIB
-# Bytes of buffers that count as those of a batch. `nbytes`, which looks at the part that it uses, takes 10 us
+# Buffers of up to so many bytes count whole, even if the batch uses only a part of them. To count that part,
+# `nbytes` takes 10 us
 SMALL_BYTES = 128 * KIB
 PART_BYTES = KIB  # about what a batch of one row takes beside its values
 
@@ -145,9 +145,10 @@ class _OpenGroup:
         return bool(self._parts)
 
     def add(self, part: pa.RecordBatch) -> None:
-        """Add a row, which keeps no batch alive. (A `take` would need memory for the position of each element
-        of a list.)"""
-        self._parts.append(own(part))
+        """Add a row. It is always copied: even if it is its whole batch, it may point into a larger message
+        of a map output, and would keep that alive. A `take` would need memory for the position of each
+        element of a list."""
+        self._parts.append(pa.concat_batches([part]))
         self._size += part.nbytes + PART_BYTES
         if self._size >= self._combine_at:
             self._combine()
@@ -204,8 +205,9 @@ def first_rows(rows: Batches, keys: Sequence[int], rows_at_a_time: int = OUTPUT_
 
 
 def join_small(batches: Iterable[pa.RecordBatch], rows: int) -> Batches:
-    """Yield the same rows in batches of at least half of ``rows`` rows or of `OUTPUT_BYTES`, except the last
-    and those that precede a large one. Only single batches have more than `OUTPUT_BYTES`; none is empty."""
+    """Yield the same rows in batches of at least half of ``rows`` rows or of `OUTPUT_BYTES`, as `_size_of`
+    counts bytes, except the last and those that precede a large one. Only single batches have more than
+    `OUTPUT_BYTES`; none is empty."""
     held: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:
@@ -227,8 +229,9 @@ def join_small(batches: Iterable[pa.RecordBatch], rows: int) -> Batches:
 
 
 def _size_of(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch; of a small slice of another batch perhaps more."""
-    size = int(batch.get_total_buffer_size())
+    """Return the bytes that the batch takes in a concatenation; for a slice of a small batch perhaps more.
+    A buffer that two columns share counts twice: it will be copied twice."""
+    size = sum(column.get_total_buffer_size() for column in batch.columns)
     return size if size <= SMALL_BYTES else int(batch.nbytes)
 
 

@@ -403,7 +403,8 @@ def _name(file: PartitionedFile) -> str:
 
 
 def _remove_from(home: str, shuffle: int, failures: list[OSError]) -> None:
-    """Delete all finished map outputs of a shuffle in a home. One that cannot be deleted keeps no other."""
+    """Delete all finished map outputs of a shuffle in a home. If one cannot be deleted, the
+    others still are."""
     with _noting(failures):
         if is_url(home):
             retry(partial(remove_exchange, home, shuffle))

@@ -4,6 +4,7 @@ and into map tasks, however little memory there is, and whatever is grouped befo
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -38,7 +39,7 @@ from sortshuffle.errors import ResultOverflowError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 Values = list[Any]
 ROWS = pa.schema(
     [
@@ -642,3 +643,44 @@ def test_batches_are_joined_up_to_a_number_of_bytes() -> None:
             yield pa.record_batch([pa.array(["x" * mib * MIB])], ["s"])
 
     assert [round(batch.nbytes / MIB) for batch in join_small(batches(), 1000)] == [4, 1, 8, 7, 9]
+
+
+def test_slices_of_a_large_batch_are_joined_by_their_own_bytes() -> None:
+    whole = pa.record_batch([pa.array(["x" * KIB] * 8 * KIB)], ["s"])
+    slices = (whole.slice(at, 1) for at in range(100))
+    assert [batch.num_rows for batch in join_small(slices, 1000)] == [100]
+
+
+def test_a_column_that_stands_in_a_batch_twice_counts_twice() -> None:
+    """A concatenation copies it twice. Without that, 64 batches of 80 KiB would be joined, of 40 each."""
+    text = pa.array(["x" * KIB] * 40)
+    batches = (pa.record_batch([text, text], ["a", "b"]) for _ in range(64))
+    assert max(batch.nbytes for batch in join_small(batches, 100_000)) < 5 * MIB
+
+
+def test_an_open_group_keeps_no_message_alive() -> None:
+    """Each message has one large group, of which little is held: a short list, and the greatest text."""
+    kind, rows = lists_of(pa.int64()), 1000
+    given_rows = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("t", pa.string())])
+    calls = (AggregateCall(Collect(kind), (1,)), AggregateCall(Extreme(pa.string(), False), (2,)))
+    aggregation = Aggregation(given_rows, (0,), calls)
+    messages: list[weakref.ref[Any]] = []
+
+    def states() -> Iterator[pa.RecordBatch]:
+        lists = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), pa.array(range(rows)), kind)
+        batch = pa.record_batch(
+            [pa.array([0] * rows), lists, pa.array(["x" * 5 * KIB] * rows)], schema=aggregation.states
+        )
+        sealed = batch.serialize().to_pybytes()
+        for _ in range(16):
+            memory = np.frombuffer(sealed, np.uint8).copy()
+            messages.append(weakref.ref(memory))
+            yield pa.ipc.read_record_batch(pa.py_buffer(memory), aggregation.states)
+            del memory
+            alive.append(sum(message() is not None for message in messages))
+
+    alive: list[int] = []
+    found = results(states(), aggregation, pa.schema([("k", pa.int64()), ("v", kind), ("t", pa.string())]))
+    (group,) = found
+    assert len(group["v"][0]) == 16 * rows
+    assert max(alive) <= 2  # the batch that is combined, and the one before it

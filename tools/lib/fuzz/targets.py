@@ -167,7 +167,9 @@ def jvm_seeds() -> list[bytes]:
         jvm.Operation.SHARE: struct.pack("<q", 5 << 20),
         jvm.Operation.SHARED_FRAME: struct.pack("<iiiii", 1, 3, 0, 4, 8),
     }
-    return [jvm.pack_request(operation, len(body)) + body for operation, body in bodies.items()]
+    looks = struct.pack("<iiii", 3, 1, 2, 1) + service + 2 * block  # a READ that only asks what is there
+    requests = [*bodies.items(), (jvm.Operation.READ, looks)]
+    return [jvm.pack_request(operation, len(body)) + body for operation, body in requests]
 
 
 # --- index files -------------------------------------------------------------------------------------------
