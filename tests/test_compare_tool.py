@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,9 +70,10 @@ def test_a_control_group_counts_and_limits_what_is_in_it(tmp_path: Path) -> None
             left = group.wait_until_empty()
         after = total.since(used)
         read = [after.disk_read, after.disk_reads]
-        print(json.dumps([used.cpu, used.written, *read, group.peak, left, process.returncode]))
+        shared = [total.foreign, total.stolen]
+        print(json.dumps([used.cpu, used.written, *read, group.peak, left, process.returncode, shared]))
     """
-    cpu, written, read, reads, peak, left, status = json.loads(told(program, str(tmp_path / "file")))
+    cpu, written, read, reads, peak, left, status, shared = json.loads(told(program, str(tmp_path / "file")))
     device = os.stat(tmp_path).st_dev
     has_disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").exists()
     assert (read is not None) is has_disk  # else the files are in memory, for example
@@ -79,6 +81,7 @@ def test_a_control_group_counts_and_limits_what_is_in_it(tmp_path: Path) -> None
         assert read >= 64 * MIB  # of all processes, other tests' as well
         assert 1 <= reads <= read / 512
     assert cpu > 0
+    assert min(shared) >= 0
     assert 64 * MIB <= written < 65 * MIB
     assert 64 * MIB < peak < 128 * MIB
     assert (left, status) == ([], 0)
@@ -152,6 +155,47 @@ def test_a_control_group_ends_what_does_not_end_itself() -> None:
             print(killed == [process.pid], process.wait())
     """
     assert told(program) == "True -9\n"
+
+
+@pytest.mark.usefixtures("groups")
+def test_what_a_killed_program_has_left_in_its_control_groups_is_ended() -> None:
+    """That of another owner goes on."""
+    program = """
+        import subprocess, sys
+        from control_group import ROOT, control_group, kill_left
+
+        killed = '''if True:
+            import os, signal, subprocess, sys
+            from control_group import control_group
+            with control_group(256 << 20, sys.argv[1]) as group:
+                work = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
+                group.add(work.pid)
+                print(work.pid, flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+        '''
+
+        def left_by(owner):
+            command = [sys.executable, "-c", killed, owner]
+            return int(subprocess.run(command, stdout=subprocess.PIPE).stdout)
+
+        def groups(owner):
+            return [*ROOT.glob(f"sortshuffle-{owner}-*"), *ROOT.glob(f"*/sortshuffle-{owner}-*")]
+
+        def still_runs(pid):
+            try:
+                with open(f"/proc/{pid}/stat") as file:
+                    return file.read().split()[2] != "Z"
+            except FileNotFoundError:
+                return False
+
+        ours, other = left_by(sys.argv[1]), left_by(sys.argv[2])
+        kill_left(sys.argv[1])
+        print(still_runs(ours), groups(sys.argv[1]), still_runs(other), len(groups(sys.argv[2])) > 0)
+        kill_left(sys.argv[2])
+        print(still_runs(other), groups(sys.argv[2]))
+    """
+    owners = (f"test-{uuid.uuid4().hex}" for _ in range(2))
+    assert told(program, *owners) == "False [] True True\nFalse []\n"
 
 
 def test_an_answer_may_have_only_a_part_but_not_nothing() -> None:
@@ -493,6 +537,30 @@ def test_a_record_counts_for_the_page_if_all_systems_that_can_took_part() -> Non
             print(*(found["commit"] for found in records(lines).values()))
     """
     assert told(program).split("\n") == ["complete", "complete", "complete", "", ""]
+
+
+def test_the_origin_tells_what_differed_between_systems_and_what_went_to_others() -> None:
+    program = """
+        from systems.page import section_of
+
+        def turn(seconds, foreign, **versions):
+            usage = {"cpu": 1.0, "written": 0, "foreign": foreign, "stolen": 0.5}
+            others = {"usage": usage, "peak": 0, "files": 0, "lines": 1, "versions": versions}
+            return {"seconds": seconds, **others}
+
+        shared = {"pyarrow": "26", "pandas": "2"}
+        systems = {
+            "frames": [turn(10.0, 0.0, pyspark="4", **shared), turn(5.0, 0.5, pyspark="4", **shared)],
+            "dask": [turn(20.0, 1.0, dask="7", pyarrow="26", pandas="3")],
+            "flink": [turn(20.0, 1.0, **{"apache-flink": "8"})],
+        }
+        about = {"about": "a case", "time": "2026-01-02T03", "commit": "c" * 40, "machine": "M"}
+        record = {**about, "python": "3", "systems": systems, "failures": {"ray": "it ended"}}
+        print(section_of("a", record).splitlines()[-1])
+    """
+    origin = "PySpark 4, pyarrow 26, pandas 2, Dask 7 (pandas 3), Flink 8."
+    others = "Others took at most 10.0% of the cores' time in a turn. Failed: ray."
+    assert told(program) == f"2026-01-02, commit ccccccc, 1 turns each; M; Python 3, {origin} {others}\n"
 
 
 def test_the_page_has_the_tables_and_plots_of_the_records(tmp_path: Path) -> None:

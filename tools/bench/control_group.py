@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from machine import machine_seconds
 from watching import watching
 
 ROOT = Path("/sys/fs/cgroup")
@@ -37,12 +38,15 @@ PATIENCE = 20.0  # seconds for all processes to end
 class Usage:
     """What a group has used so far. ``cpu``: seconds of user and system. ``disk_read``, ``disk_reads``: bytes
     that came from the disk, and in how many reads, those of other processes included; None if the file system
-    is on no disk that the kernel counts. ``written``: bytes of files."""
+    is on no disk that the kernel counts. ``written``: bytes of files. ``foreign``: CPU seconds of processes
+    outside of the group. ``stolen``: seconds of cores that the host of a virtual machine gave to others."""
 
     cpu: float
     disk_read: int | None
     disk_reads: int | None
     written: int
+    foreign: float
+    stolen: float
 
     def since(self, before: Usage) -> Usage:
         return Usage(
@@ -50,6 +54,8 @@ class Usage:
             _difference(self.disk_read, before.disk_read),
             _difference(self.disk_reads, before.disk_reads),
             self.written - before.written,
+            max(0.0, self.foreign - before.foreign),
+            self.stolen - before.stolen,
         )
 
 
@@ -98,7 +104,8 @@ class ControlGroup:
     def usage(self, directory: Path) -> Usage:
         """Return what has been used. ``directory``: on the disk whose reads count."""
         read, reads = _disk_reads(directory) or (None, None)
-        return Usage(self._cpu(), read, reads, sum(map(_written, self.pids())))
+        cpu, (busy, stolen) = self._cpu(), machine_seconds()
+        return Usage(cpu, read, reads, sum(map(_written, self.pids())), busy - cpu, stolen)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -132,17 +139,13 @@ class ControlGroup:
 
 
 @contextmanager
-def control_group(memory: int) -> Iterator[ControlGroup]:
-    """A group that may have so many bytes of memory. It goes with the block, and so do its processes. Raises
-    `OSError` where groups cannot be made."""
-    name = f"sortshuffle-bench-{uuid.uuid4().hex[:8]}"
-    is_second_version = (ROOT / "cgroup.controllers").exists()
-    if is_second_version:
-        directories = {"memory": ROOT / name}
-        limit = "memory.max"
-    else:
-        directories = {kind: ROOT / kind / name for kind in VERSION_1}
-        limit = "memory.limit_in_bytes"
+def control_group(memory: int, owner: str = "bench") -> Iterator[ControlGroup]:
+    """A group that may have so many bytes of memory. It goes with the block, and so do its processes.
+    ``owner``: by which `kill_left` finds it. Raises `OSError` where groups cannot be made."""
+    name = f"sortshuffle-{owner}-{uuid.uuid4().hex[:8]}"
+    is_second_version = _is_second_version()
+    directories = _directories(name, is_second_version)
+    limit = "memory.max" if is_second_version else "memory.limit_in_bytes"
     made: list[Path] = []
     try:
         for directory in directories.values():
@@ -157,6 +160,30 @@ def control_group(memory: int) -> Iterator[ControlGroup]:
     finally:
         for directory in made:
             _remove(directory)
+
+
+def kill_left(owner: str) -> None:
+    """Kill the processes of an owner's groups, and remove the groups: what a program that was killed has
+    left."""
+    is_second_version = _is_second_version()
+    for path in sorted(_hierarchies(is_second_version)["memory"].glob(f"sortshuffle-{owner}-*")):
+        directories = _directories(path.name, is_second_version)
+        ControlGroup(directories, is_second_version).kill()
+        for directory in directories.values():
+            _remove(directory)
+
+
+def _is_second_version() -> bool:
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def _directories(name: str, is_second_version: bool) -> dict[str, Path]:
+    """Return a group's directory in each hierarchy."""
+    return {kind: path / name for kind, path in _hierarchies(is_second_version).items()}
+
+
+def _hierarchies(is_second_version: bool) -> dict[str, Path]:
+    return {"memory": ROOT} if is_second_version else {kind: ROOT / kind for kind in VERSION_1}
 
 
 def why_no_groups() -> str:
@@ -174,6 +201,8 @@ def _remove(directory: Path) -> None:
     while True:
         try:
             directory.rmdir()
+            return
+        except FileNotFoundError:
             return
         except OSError as error:
             if time.monotonic() > until:

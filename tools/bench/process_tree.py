@@ -31,10 +31,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from machine import TICKS_PER_SECOND
 from watching import watching
 
 MARKER = "SORTSHUFFLE_BENCH_SIDE"
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # One look at a side with a JVM of 3 GB takes 10 to 30 ms of a core, so this is up to half of one: only for a
 # pass that is not timed.
 MEMORY_INTERVAL = 0.1  # seconds

@@ -29,7 +29,8 @@ from typing import Any, TextIO
 import manager_jobs
 import python_jobs
 from jobs import Job
-from process_tree import MARKER, TICKS_PER_SECOND, ProcessTree, become_subreaper, reap_orphans, used
+from machine import machine_seconds
+from process_tree import MARKER, ProcessTree, become_subreaper, reap_orphans, used
 from pyspark.sql import SparkSession
 
 import sortshuffle
@@ -89,19 +90,18 @@ class Session:
     def run(self, kind: str, arguments: dict[str, Any]) -> Ran:
         job = self._prepare(kind, arguments)
         self._forget_earlier()
-        looked, machine = self._tree.look(), machine_ticks()
+        looked, (busy_before, stolen_before) = self._tree.look(), machine_seconds()
         started = time.perf_counter()
         value = job.run()
         wall = time.perf_counter() - started
-        cpu, (busy, stolen) = used(looked, self._tree.look()), machine_ticks()
+        cpu, (busy, stolen) = used(looked, self._tree.look()), machine_seconds()
         digest, steps = job.digest(value), job.steps()
         stages, files = self._stages(), sum(map(sparks_files, self._directories))
         looked = self._tree.look()
         self._remove_shuffles()
         removing = used(looked, self._tree.look())
-        foreign = (busy - machine[0]) / TICKS_PER_SECOND - cpu
-        stolen_seconds = (stolen - machine[1]) / TICKS_PER_SECOND
-        return Ran(wall, cpu, removing, max(0.0, foreign), stolen_seconds, digest, steps, files, **stages)
+        foreign = max(0.0, busy - busy_before - cpu)
+        return Ran(wall, cpu, removing, foreign, stolen - stolen_before, digest, steps, files, **stages)
 
     def _prepare(self, kind: str, arguments: dict[str, Any]) -> Job:
         if kind in manager_jobs.KINDS:
@@ -166,13 +166,6 @@ def session(config: dict[str, Any]) -> SparkSession:
 def sparks_files(directory: str) -> int:
     """How many files of Spark's own shuffle are in its local directories."""
     return sum(name.startswith(SPARKS_FILES) for _, _, names in os.walk(directory) for name in names)
-
-
-def machine_ticks() -> tuple[int, int]:
-    """Of all cores since boot: busy, and stolen by the host of a virtual machine."""
-    with open("/proc/stat") as opened:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, opened.readline().split()[1:9])
-    return user + nice + system + irq + softirq, steal
 
 
 def _is_told(key: str, value: str) -> bool:

@@ -17,12 +17,14 @@ from typing import Any, TypeAlias
 from harness import RESULTS, ROOT
 
 from systems.results import disk_reads
+from systems.turn import CORES
 from systems.work import OURS, WORKS
 
 PAGE = ROOT / "docs" / "comparison.md"
 LEAST_TURNS = 3
 NAMES = {"dask": "Dask", "ray": "Ray", "flink": "Flink", "duckdb": "DuckDB", "polars": "Polars"}
 PACKAGES = {"dask": "dask", "ray": "ray", "flink": "apache-flink", "duckdb": "duckdb", "polars": "polars"}
+SHARED = ("pyarrow", "pandas")  # packages that all contestants but Flink work with
 MEGA = 1e6
 
 Record: TypeAlias = Mapping[str, Any]
@@ -63,7 +65,7 @@ def records(lines: Sequence[str]) -> dict[str, Record]:
 def _counts(case: str, record: Record) -> bool:
     able = {system for work in WORKS if work.name == case for system in work.systems}
     are_all = able == {*record["systems"], *record["failures"]}
-    return are_all and not record["dirty"] and _turns(record) >= LEAST_TURNS
+    return are_all and not record.get("dirty", True) and _turns(record) >= LEAST_TURNS
 
 
 def _turns(record: Record) -> int:
@@ -109,16 +111,35 @@ def _cells(system: str, turns: Turns) -> Iterator[str]:
 
 def _origin(record: Record) -> str:
     """Return the sentence on where and with what the record was made."""
-    versions = {"PySpark": record["versions"]["pyspark"], "pyarrow": record["versions"]["pyarrow"]}
+    systems = record["systems"]
+    ours = next(systems[name][0]["versions"] for name in (*OURS, "spark") if name in systems)
+    versions = {"PySpark": ours["pyspark"], **{name: ours[name] for name in SHARED}}
     for system, turns in record["systems"].items():
         if system in PACKAGES:
-            versions[NAMES[system]] = turns[0]["versions"][PACKAGES[system]]
+            found = turns[0]["versions"]
+            versions[NAMES[system]] = found[PACKAGES[system]] + _with_differing(found, ours)
     used = ", ".join(f"{name} {version}" for name, version in versions.items())
     failed = f" Failed: {', '.join(record['failures'])}." if record["failures"] else ""
     return (
         f"{record['time'][:10]}, commit {record['commit'][:7]}, {_turns(record)} turns each;"
-        f" {record['machine']}; Python {record['python']}, {used}.{failed}"
+        f" {record['machine']}; Python {record['python']}, {used}.{_disturbed(record)}{failed}"
     )
+
+
+def _with_differing(versions: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Return the versions of shared packages that are not ours, in brackets."""
+    found = {name: versions[name] for name in SHARED if name in versions}
+    differing = [f"{name} {version}" for name, version in found.items() if version != ours[name]]
+    return f" ({', '.join(differing)})" if differing else ""
+
+
+def _disturbed(record: Record) -> str:
+    """Return how much of a turn's cores went to others at most; empty if the record does not tell it."""
+    usages = [(turn["usage"], turn["seconds"]) for turns in record["systems"].values() for turn in turns]
+    if not all("stolen" in usage for usage, _ in usages):
+        return ""
+    most = max((usage["foreign"] + usage["stolen"]) / seconds / CORES for usage, seconds in usages)
+    return f" Others took at most {most:.1%} of the cores' time in a turn."
 
 
 def plot(record: Record, path: Path) -> None:

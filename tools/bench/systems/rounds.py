@@ -48,7 +48,9 @@ def _take(outcome: Outcome, work: Work, system: str, number: int, quick: bool, e
         return
     outcome.turns[system].append(turn)
     warm = " ".join(f"{seconds:.2f}" for seconds in turn.warm_ups)
-    print(f"  {number + 1}. {system:<12} {turn.seconds:7.2f} s   (warm-up: {warm or '-'})", flush=True)
+    others = turn.usage.foreign + turn.usage.stolen
+    about = f"(warm-up: {warm or '-'}; {others:.1f} s of CPU went to others)"
+    print(f"  {number + 1}. {system:<12} {turn.seconds:7.2f} s   {about}", flush=True)
 
 
 def _check(system: str, work: Work, turn: Turn, expected: Any) -> None:

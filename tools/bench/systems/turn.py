@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from control_group import ControlGroup, Usage, control_group
+from control_group import ControlGroup, Usage, control_group, kill_left
 from harness import DATA
 from watching import watching
 
@@ -59,16 +60,22 @@ class Turn:
 
 @contextmanager
 def alone(data: Path) -> Iterator[None]:
-    """Keep other comparisons off this checkout's data for the time of the block, and delete what one that was
-    killed has left there. Ends the program if another one runs."""
+    """Keep other comparisons off this checkout's data for the time of the block. End and delete what one that
+    was killed has left: its processes would take cores from ours. Ends the program if another one runs."""
     with (data / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit("another comparison runs in this checkout")
+        kill_left(_owner(data))
         for directory in data.glob(f"{DIRECTORY}*"):
             shutil.rmtree(directory, ignore_errors=True)
         yield
+
+
+def _owner(data: Path) -> str:
+    """Return by what the control groups of comparisons with this data are known."""
+    return f"compare-{zlib.crc32(bytes(data.resolve())):08x}"
 
 
 def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
@@ -79,7 +86,7 @@ def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:
         arguments = work.arguments(fewer)
         for path in input_files(arguments):
             read_outside(path)
-        with control_group(work.memory) as group:
+        with control_group(work.memory, _owner(DATA)) as group:
             program = _Program(system, work, arguments, directory, warm_ups, group)
             try:
                 return program.turn()

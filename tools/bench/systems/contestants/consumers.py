@@ -39,6 +39,11 @@ def spread(group: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"k": [group["k"].iloc[0]], "spread": [group["v"].max() - group["v"].min()]})
 
 
+def spreads(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `spread` for all groups, from pandas."""
+    return rows.groupby("k", group_keys=False)[["k", "v"]].apply(spread)
+
+
 def sums_of(partitions: Iterable[Any]) -> dict[str, str]:
     """Return the answer of an exchange: the sums of what `total` gave for each partition."""
     found = list(partitions)
