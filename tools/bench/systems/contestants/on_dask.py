@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,8 +37,9 @@ def start(limits: Limits) -> Iterator[Client]:
 
 
 def read(files: list[str], **options: Any) -> Any:
-    """Read with pyarrow, which Dask's own pages recommend. This also joins small files, as Spark does."""
-    return dd.read_parquet(files, filesystem="arrow", **options)
+    """Read with pyarrow, which Dask's own pages recommend. This also joins small files, as Spark does, and
+    takes a directory, not a list."""
+    return dd.read_parquet(os.path.dirname(files[0]), filesystem="arrow", **options)
 
 
 def sums_of_partition(part: pd.DataFrame) -> pd.DataFrame:
