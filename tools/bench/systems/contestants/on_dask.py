@@ -38,8 +38,8 @@ def start(limits: Limits) -> Iterator[Client]:
 
 
 def read(files: list[str], **options: Any) -> Any:
-    """Read with pyarrow's file system, which Dask's own pages recommend. It takes a directory. In this release
-    it fails where rows are shuffled as they are, and for sorts of bytes."""
+    """Read with pyarrow's file system, which Dask's own pages recommend. It takes a directory. In this
+    release it fails where rows are shuffled as they are, and for sorts of bytes."""
     return dd.read_parquet(os.path.dirname(files[0]), filesystem="arrow", **options)
 
 
