@@ -9,8 +9,9 @@ combiners are merged after the shuffle anyway, so the map side spills nothing.
 
 If nearly every key is new, the table takes time and saves nothing. After `TRIAL` records the table shows how
 often keys repeat: of n records drawn from d keys, about n * n / 2d repeat one. If the table will be full
-before keys repeat, the next `PAUSE` records are sent uncombined, and then there is another trial. PySpark has
-no such rule and always combines: 625,000 pairs of different keys take 70 to 130 ns each in a table.
+before keys repeat, the next records are sent uncombined, `PAUSE` times as many as the table had. Then there
+is another trial. PySpark has no such rule and always combines: 625,000 pairs of different keys take 70 to
+130 ns each in a table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Send: TypeAlias = Callable[[Sequence[Any], Sequence[Any], ValueKind], None]
 """Sends keys, and one value of the given kind for each key, to the keys' subpartitions."""
 
 TRIAL = 64 * 1024  # records
-PAUSE = 16 * TRIAL
+PAUSE = 16  # records to send uncombined for each record of a table that was not worth its time
 # Least records per key for a full table to be worth its time: a record costs about half as much in the table
 # as in the shuffle
 WORTH_A_TABLE = 1.5
@@ -83,9 +84,10 @@ class MapSideCombiner:
             self._send(keys, results, table.kind)
         table.clear()
         self._charge()
+        # large values fill the table with few records: they say little of the records to come
+        self._left_to_pass = PAUSE * self._records if pause else 0
         self._records = 0
         self._was_tried = False
-        self._left_to_pass = PAUSE if pause else 0
 
     def _charge(self) -> None:
         self._memory.release_all()

@@ -13,6 +13,7 @@ from typing import Any
 
 from sortshuffle.payload.pickled import unpack_chunk
 from sortshuffle.spark.rdds.by_value import pack_any
+from sortshuffle.spark.rdds.failures import noting
 from sortshuffle.spark.rdds.spilling import RecordSpillFile, SpilledPart, batches
 
 PACKED_TOGETHER = 1024  # values of a pickled group
@@ -48,7 +49,7 @@ class LongGroup:
 
     def __iter__(self) -> Iterator[Any]:
         for part in self._parts:
-            for chunk in part.chunks():
+            for chunk in noting(part.chunks()):
                 yield from chunk
         yield from self._tail
 

@@ -5,7 +5,7 @@ They give `merging` and `sorting` the files and the memory of a task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,6 +15,7 @@ from pyspark.resultiterable import ResultIterable
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.aggregations import Group, GroupTable, PairAggregation, Table
+from sortshuffle.spark.rdds.grouping import LongGroup
 from sortshuffle.spark.rdds.merging import Merging
 from sortshuffle.spark.rdds.sorting import PIECE_RECORDS, Key, Sorting, by_key
 from sortshuffle.spark.rdds.spilling import batches
@@ -109,12 +110,10 @@ class Join(CoGroup):
                 right = nothing
             elif not left and keeps_right:
                 left = nothing
-            if len(left) * len(right) <= PIECE_RECORDS:
+            if len(left) * len(right) <= PIECE_RECORDS and not isinstance(right, LongGroup):
                 records += [(key, (value, other)) for value in left for other in right]
             else:
-                yield from batches(
-                    ((key, (value, other)) for value in left for other in right), PIECE_RECORDS
-                )
+                yield from batches(_matches(key, left, right), PIECE_RECORDS)
             if len(records) >= PIECE_RECORDS:
                 yield records
                 records = []
@@ -127,6 +126,14 @@ class Join(CoGroup):
             (False, True): "rightOuterJoin",
             (True, True): "fullOuterJoin",
         }[self.keeps]
+
+
+def _matches(key: Any, left: Collection[Any], right: Collection[Any]) -> Iterator[Any]:
+    """Pair each value of ``left`` with each of ``right``. The inner group is read again for each value of the
+    outer one, so a group on disk is the outer one if the other is in memory."""
+    if isinstance(right, LongGroup) and not isinstance(left, LongGroup):
+        return ((key, (value, other)) for other in right for value in left)
+    return ((key, (value, other)) for value in left for other in right)
 
 
 def cogroups(tables: list[GroupTable]) -> Iterator[list[tuple[Any, list[Any]]]]:

@@ -77,11 +77,6 @@ class FunctionKeySelector:
         return (np.frombuffer(packed, np.int64) % count).astype(id_dtype(count))
 
 
-def to_first(key: Any) -> int:
-    """Return 0: the partition function for a single partition, whose keys need no hash."""
-    return 0
-
-
 class EvenSpread:
     """Stands in for a partition function where records are placed round robin."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from sortshuffle.payload.pickled import Chunk, Pairs
 from sortshuffle.spark.rdds.control_rows import TaskInput
+from sortshuffle.spark.rdds.failures import noting
 from sortshuffle.spark.rdds.holding_steps import CoGroup
 from sortshuffle.spark.rdds.stages import RecordOpening, apply_steps, holders_of
 from sortshuffle.spark.rdds.steps import Step
@@ -66,7 +67,7 @@ class ReadRecordsTogether:
         inputs = [each.chunks(received, task, opened) for each in self.inputs]
         made: Any = self.combine.run(inputs, task, task.holding(self.combine.describe()))
         opened.callback(made.close)
-        return RecordStream(chunks=made)
+        return RecordStream(chunks=noting(made))
 
 
 def _first_two(records: list[Any]) -> Pairs:

@@ -281,12 +281,20 @@ class RecordChain:
             # a map task that ran again would send other records to partitions that were already read; for its
             # own repartition, Spark runs their readers again, too
             return RecordChain(self.context, RddOrigin(self.rdd(next_number()).repartition(count)), None)
+        return self._spread(count)
+
+    def into_one(self) -> RecordChain:
+        """Return a chain of this chain's records, of any kind, in one partition."""
+        return self._spread(1)
+
+    def _spread(self, count: int) -> RecordChain:
         exchange = RecordExchange(self, Partitioner(count, EvenSpread()), whole=True)
         return RecordChain(self.context, RecordExchangeOrigin(exchange), None)
 
     def place_by_ranges(self, count: int, keyfunc: KeyFunction, ascending: bool) -> RecordChain:
         """Return a chain of this chain's pairs, placed by ``count`` ranges of their keys."""
-        return self.place_by(Partitioner(count, Ranges(self._collect_draws, count, keyfunc, ascending)))
+        ranges = Ranges(self._collect_draws, self.origin.partitions, count, keyfunc, ascending)
+        return self.place_by(Partitioner(count, ranges))
 
     def together(self, others: Iterable[RecordChain], count: int, combine: CoGroup) -> RecordChain:
         """Return a chain over the pairs of this and other chains, placed by key into ``count`` partitions. It

@@ -40,7 +40,9 @@ def shuffle_rows(
 
     context = source.context
     jvm: Any = context._jvm
-    keyed: Any = source.mapPartitionsWithIndex(framed, preservesPartitioning=True)
+    # the user's steps run in `framed` and may change keys: with the partitioner of `source`, Spark would take
+    # the rows as placed already, and shuffle nothing
+    keyed: Any = source.mapPartitionsWithIndex(framed, preservesPartitioning=False)
     keyed._bypass_serializer = True
     by_partition = jvm.PythonPartitioner(partitioner.numPartitions, id(partitioner.partitionFunc))
     with call_site(context, label):

@@ -26,7 +26,6 @@ from sortshuffle.spark.rdds import explain as explaining
 from sortshuffle.spark.rdds import steps
 from sortshuffle.spark.rdds.aggregations import Combine, Distinct, Group, PairAggregation, Reduce
 from sortshuffle.spark.rdds.holding_steps import CoGroup, GroupValues, Join, MergeValues, SortPairs
-from sortshuffle.spark.rdds.key_selectors import to_first
 from sortshuffle.spark.rdds.plan import RddContext, RddOrigin, RecordChain
 from sortshuffle.spark.worker.reports import StageTotals, stage_totals
 
@@ -43,8 +42,9 @@ def rdd(rdd: RDD[Any]) -> ShuffleRDD:
     return ShuffleRDD(RecordChain(RddContext.of(rdd.context), RddOrigin(rdd), rdd.partitioner))
 
 
-# Methods after which PySpark reads the records again instead of making them
-_KEEPS_RECORDS = frozenset(("cache", "persist", "checkpoint", "localCheckpoint"))
+# Methods after which what follows must begin with PySpark's RDD: it keeps its records, or names the resources
+# of the tasks that make them
+_MARKS_ITS_RDD = frozenset(("cache", "persist", "checkpoint", "localCheckpoint", "withResources"))
 
 
 def _with_pysparks_methods(cls: type[ShuffleRDD]) -> type[ShuffleRDD]:
@@ -62,8 +62,7 @@ def _by_pyspark(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         own = self.toRDD()
         named = {key: _plain(value) for key, value in kwargs.items()}
         result = getattr(own, name)(*map(_plain, args), **named)
-        if name in _KEEPS_RECORDS:
-            # what follows reads the records that are kept
+        if name in _MARKS_ITS_RDD:
             self._chain = RecordChain(self._chain.context, RddOrigin(own), own.partitioner)
         if result is own:
             return self
@@ -248,6 +247,12 @@ class ShuffleRDD:
         united partition by partition."""
         return self._wrap(self.toRDD().union(_as_shuffle_rdd(other, "union").toRDD()))
 
+    def __add__(self, other: ShuffleRDD | RDD[Any]) -> ShuffleRDD:
+        """Run `union`, like `RDD.__add__`. Raises TypeError for what is no RDD."""
+        if not isinstance(other, (ShuffleRDD, RDD)):
+            raise TypeError(f"cannot add {type(other).__name__} to a ShuffleRDD")
+        return self.union(other)
+
     def distinct(self, numPartitions: int | None = None) -> ShuffleRDD:
         """Keep one of each set of equal records, like `RDD.distinct`."""
         pairs = self._then(steps.PairWithValue(None, "distinct"), False)
@@ -339,7 +344,7 @@ class ShuffleRDD:
         if count > 1:
             chain = chain.place_by_ranges(count, key, bool(ascending))
         elif self.getNumPartitions() > 1:
-            chain = self.partitionBy(1, to_first)._chain
+            chain = chain.into_one()
         return ShuffleRDD(chain)._then(SortPairs(key, bool(ascending)), True)
 
     def sortBy(

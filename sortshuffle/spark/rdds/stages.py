@@ -31,6 +31,7 @@ from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.records import RecordGate, chunks_of
 from sortshuffle.spark.functions.running import user_errors
 from sortshuffle.spark.rdds.control_rows import TaskInput
+from sortshuffle.spark.rdds.failures import at_end, fail_task, noted, noting, noting_errors
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
 from sortshuffle.spark.rdds.streams import Records, RecordStream
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
@@ -87,30 +88,45 @@ class RecordStage:
         return user_errors(self._run(split, iter(received)))
 
     def _run(self, split: int, received: Iterator[Any]) -> Iterator[Any]:
+        try:
+            with noting_errors():
+                task = self._task(split)
+            with running(task, self.reporter, self.logs, _user_seconds) as opened:
+                adopted = adopt(self.closing, task)
+                if adopted is not None:
+                    yield from adopted
+                    return
+                opened.enter_context(rare_collections())
+                try:
+                    with noting_errors():
+                        stream = self.opening.open(TaskInput(received, bool(self.steps)), task, opened)
+                    stream = apply_steps(self.steps, stream, task, opened)
+                    yield from self.closing.close(stream, task, opened)
+                except Exception as error:
+                    raise noted() or error  # noqa: B904  a user's function may have put another in its place
+        except Exception:
+            failure = noted()
+            if failure is not None:
+                fail_task(self.reporter, self.number, split, failure)
+            raise
+
+    def _task(self, split: int) -> Task:
         holders = self.opening.holders + holders_of(self.steps) + self.closing.holders
         # not TaskContext's partition: a union or coalesce after this RDD numbers its tasks differently
         service = HostService(self.options, self.application, self.services)
-        task = Task.starting(service, self.number, split, holders)
-        with running(task, self.reporter, self.logs, _user_seconds) as opened:
-            adopted = adopt(self.closing, task)
-            if adopted is not None:
-                yield from adopted
-                return
-            opened.enter_context(rare_collections())
-            stream = self.opening.open(TaskInput(received, bool(self.steps)), task, opened)
-            yield from self.closing.close(apply_steps(self.steps, stream, task, opened), task, opened)
+        return Task.starting(service, self.number, split, holders)
 
 
 def apply_steps(steps: Sequence[Step], stream: RecordStream, task: Task, opened: ExitStack) -> RecordStream:
-    """Return the stream of the steps' results."""
+    """Return the stream of the steps' results. It ends with the task's noted failure, if there is one."""
     for step in steps:
         if isinstance(step, HoldingStep):
             made: Any = step.run(stream.chunks(), task, task.holding(step.describe()))
             opened.callback(made.close)
-            stream = RecordStream(chunks=made)
+            stream = RecordStream(chunks=noting(made))
         else:
             stream = RecordStream(records=step(task.partition, stream.records()))
-    return stream
+    return stream.then(at_end())
 
 
 def holders_of(steps: Iterable[Step]) -> int:
@@ -178,7 +194,7 @@ class ReadRecords:
         buffers = gate.buffers()
         opened.callback(_count_rows, task.metrics)
         opened.callback(buffers.close)
-        return RecordStream(chunks=chunks_of(buffers))
+        return RecordStream(chunks=noting(chunks_of(buffers)))
 
 
 @dataclass(frozen=True)

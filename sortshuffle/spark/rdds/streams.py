@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from sortshuffle.options import MIB
 from sortshuffle.payload.pickled import Chunk
+from sortshuffle.spark.rdds.heap import mean_bytes
 
 Records: TypeAlias = Iterator[Any]
 
 MOST_RECORDS = 4096  # in a chunk made of single records; 16,384 were no quicker
+# Bytes of the objects in a chunk of large records. 4096 pairs of an int and a short string take 0.6 MB
+BATCH_BYTES = MIB
 
 
 class RecordStream:
@@ -26,6 +30,12 @@ class RecordStream:
         self._records = records  # an iterable, or what a user's function returned instead
         self._chunks = chunks
 
+    def then(self, end: Iterator[NoReturn]) -> RecordStream:
+        """Return this stream with an iterator behind it that yields nothing and may raise."""
+        if self._chunks is not None:
+            return RecordStream(chunks=chain(self._chunks, end))
+        return RecordStream(records=chain(self._records, end))
+
     def records(self) -> Records:
         if self._chunks is not None:
             return chain.from_iterable(self._chunks)
@@ -34,8 +44,21 @@ class RecordStream:
     def chunks(self) -> Iterator[Chunk]:
         if self._chunks is not None:
             return iter(self._chunks)
-        records = self.records()
-        return iter(lambda: list(islice(records, MOST_RECORDS)), [])
+        return _chunked(self.records())
+
+
+def next_size(size: int, mean: float) -> int:
+    """Return the number of records to hold next: twice the last number, ``size``, unless records are large.
+    ``mean``: bytes of a record, of the last ones, because records may change in size."""
+    return min(MOST_RECORDS, 2 * size, max(1, int(BATCH_BYTES / max(1.0, mean))))
+
+
+def _chunked(records: Records) -> Iterator[Chunk]:
+    size = 1
+    while chunk := list(islice(records, size)):
+        size = next_size(size, mean_bytes(chunk))
+        yield chunk
+        del chunk
 
 
 def tuples_of(records: list[Any]) -> list[Any]:

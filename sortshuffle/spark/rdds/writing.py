@@ -20,24 +20,21 @@ from typing import Any
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.options import MIB
 from sortshuffle.payload.pickled import Pairs, PickledPayload
 from sortshuffle.spark.control_rows import SparkMapOutput
 from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind, pairs_of_kind
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.spark.rdds.combining import MapSideCombiner
 from sortshuffle.spark.rdds.control_rows import ControlRow, control_rows, passed_row
+from sortshuffle.spark.rdds.heap import mean_bytes
 from sortshuffle.spark.rdds.key_selectors import KeySelectors, RoundRobinKeySelector
-from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, RecordStream, tuples_of
+from sortshuffle.spark.rdds.streams import Records, RecordStream, next_size, tuples_of
 from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
 from sortshuffle.spark.worker.placements import first_subpartition
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.writing.frame_encoder import frame_layout
 from sortshuffle.writing.frame_partition import FrameResultPartition
 from sortshuffle.writing.record_writer import RecordWriter, Serializer
-
-# Pickled bytes of a batch of large records
-BATCH_BYTES = MIB
 
 _WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # steps timed separately during step encode
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
@@ -77,13 +74,15 @@ class WriteRecords(AdoptingClosing):
     def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[ControlRow]:
         metrics = task.outputs.setdefault(self.exchange, TaskMetrics())
         records = stream.records()
-        batch = _next_records(records, 1, task.metrics)
+        size = 1
+        batch = _next_records(records, size, task.metrics)
         if not batch:
             return
         with _RecordOutput(self, task, metrics) as output:
             while batch:
+                size = next_size(size, mean_bytes(batch))
                 output.write(batch)
-                batch = _next_records(records, output.next_batch(), task.metrics)
+                batch = _next_records(records, size, task.metrics)
             written = output.finish()
         yield from control_rows(written, task.reach)
 
@@ -106,7 +105,7 @@ class PassRecords:
         while batch := _next_records(records, size, task.metrics):
             packed = pack_any_pairs(Pairs(list(map(_KEY, batch)), list(map(_VALUE, batch))))
             mean = len(packed) / len(batch)
-            size = _next_size(size, mean)
+            size = next_size(size, mean)
             yield passed_row(self.number, packed)
 
 
@@ -118,11 +117,6 @@ def _next_records(records: Records, most: int, metrics: TaskMetrics) -> list[Any
     return batch
 
 
-def _next_size(size: int, mean: float) -> int:
-    """Return the size of the next batch: twice the last size, unless records are large."""
-    return min(MOST_RECORDS, 2 * size, max(1, int(BATCH_BYTES / max(1.0, mean))))
-
-
 class _RecordOutput:
     """The map output of a task that has records. Leaving the context without `finish()` deletes the files."""
 
@@ -130,7 +124,6 @@ class _RecordOutput:
         self._exchange = exchange
         self._task = task
         self._metrics = metrics
-        self._batch = 1
         self._combiner: MapSideCombiner | None = None
         with ExitStack() as opened:
             partition = opened.enter_context(_partition(exchange, task, metrics, opened))
@@ -173,11 +166,6 @@ class _RecordOutput:
         if set(map(type, records)) == {tuple} and set(map(len, records)) == {2}:
             return records
         return [(record[0], record[1]) for record in records]
-
-    def next_batch(self) -> int:
-        """Return the number of records to put in the next batch."""
-        self._batch = _next_size(self._batch, self._writer.bytes / max(1, self._writer.records))
-        return self._batch
 
     def finish(self) -> SparkMapOutput:
         """Complete and describe the files."""

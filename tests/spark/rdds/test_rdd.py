@@ -22,6 +22,7 @@ from oracle import confs, jobs, last_line, lists
 from pyspark import RDD, SparkContext, cloudpickle
 from pyspark.core.rdd import portable_hash
 from pyspark.errors import PythonException
+from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 import sortshuffle
@@ -440,6 +441,29 @@ def test_what_follows_kept_records_reads_them(sc: SparkContext) -> None:
         kept.unpersist()
 
 
+def profiles_of(rdd: Any) -> list[str]:
+    """The resource profiles of a JVM RDD and of those it reads without a shuffle."""
+    own = rdd.getResourceProfile()
+    narrow = [rdd.dependencies().apply(at) for at in range(rdd.dependencies().size())]
+    return [
+        *([] if own is None else [own.toString()]),
+        *(each for of in narrow for each in profiles_of(of.rdd())),
+    ]
+
+
+def test_what_follows_named_resources_has_them(sc: SparkContext) -> None:
+    context: Any = sc
+    of_all = context._jsc.sc().resourceProfileManager().defaultResourceProfile()  # local Spark has no others
+    profile = ResourceProfile(of_all)
+    source = sc.parallelize([(n, n) for n in range(5)], 2)
+    ours, plain = (
+        each.map(tuple).withResources(profile).mapValues(str) for each in (sortshuffle.rdd(source), source)
+    )
+    found, expected = profiles_of(ours.toRDD()._jrdd.rdd()), profiles_of(plain._jrdd.rdd())
+    assert found == expected == [of_all.toString()]
+    assert ours.collect() == plain.collect()
+
+
 # ---- errors -------------------------------------------------------------------------------------------
 
 
@@ -552,6 +576,86 @@ def test_a_flipped_bit_is_named(sc: SparkContext, directory: Path) -> None:
     with pytest.raises(PythonException, match="CorruptDataError") as raised:
         shuffled.count()
     assert damaged.name in str(raised.value)
+
+
+def swallowing(records: Iterable[Any]) -> Iterator[Any]:
+    """A function that takes an error of its input for the end of its input."""
+    try:
+        yield from records
+    except Exception:
+        return
+
+
+def wrapping(records: Iterable[Any]) -> Iterator[Any]:
+    try:
+        yield from records
+    except Exception as error:
+        raise LookupError("by the user") from error
+
+
+# What becomes of a shuffled RDD with a damaged file, and of an RDD of PySpark's
+HIDDEN: dict[str, Callable[[Any, RDD[Any]], Any]] = {
+    "mapPartitions": lambda rdd, _: rdd.mapPartitions(swallowing),
+    "behind a merge": lambda rdd, _: rdd.groupByKey(1).mapPartitions(swallowing).values(),
+    "before a shuffle": lambda rdd, _: (
+        rdd.mapPartitionsWithIndex(lambda _, records: swallowing(records)).mapPartitions(list).partitionBy(3)
+    ),
+    "a side of a join": lambda rdd, other: rdd.mapPartitions(swallowing, True).fullOuterJoin(other, 1),
+    "another error": lambda rdd, _: rdd.mapPartitions(wrapping).map(str),
+    "PySpark's, before a stage": lambda rdd, _: sortshuffle.rdd(
+        rdd.toRDD().mapPartitions(swallowing)
+    ).partitionBy(3),
+}
+
+
+@pytest.fixture
+def damaged(sc: SparkContext, directory: Path) -> ShuffleRDD:
+    """A shuffled RDD of pairs with a damaged file. A single task reads it: the first that fails makes Spark
+    write the file again, and a second one might wait for that and succeed."""
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(1)
+    assert shuffled.count() == 10
+    file = next(directory.rglob("*.data"))
+    content = bytearray(file.read_bytes())
+    content[70] ^= 1
+    file.write_bytes(content)
+    return shuffled
+
+
+@pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
+def test_errors_of_the_input_cannot_be_swallowed(
+    sc: SparkContext, damaged: ShuffleRDD, hide: Callable[[Any, RDD[Any]], Any]
+) -> None:
+    other = sc.parallelize([(n, "x") for n in range(5)], 1)
+    assert "CorruptDataError" in last_line(hide(damaged, other))
+
+
+def read_all(records: Iterable[Any]) -> None:
+    list(swallowing(records))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda rdd: rdd.foreachPartition(read_all),
+        lambda rdd: rdd.toRDD().mapPartitions(swallowing).collect(),
+    ],
+    ids=["foreachPartition", "mapPartitions"],
+)
+def test_a_task_whose_last_function_swallows_an_error_of_ours_fails(
+    damaged: ShuffleRDD, run: Callable[[Any], Any]
+) -> None:
+    """PySpark's functions run behind the stage, so it is the worker that fails at its end."""
+    with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+        run(damaged)
+    assert damaged.count() == 10  # the file was lost for Spark, too, which made it again
+
+
+def test_errors_of_the_user_may_be_swallowed_as_in_pyspark(sc: SparkContext) -> None:
+    source = sc.parallelize([(n, 1 // (n - 7)) if n != 7 else (n, None) for n in range(10)], 1)
+    fails = source.map(lambda pair: (pair[0], pair[1] + 1))
+    ours = sortshuffle.rdd(source).map(lambda pair: (pair[0], pair[1] + 1)).mapPartitions(swallowing)
+    assert ours.collect() == fails.mapPartitions(swallowing).collect()
+    assert ours.count() == 7
 
 
 # ---- what is written, and what is told of it ----------------------------------------------------------

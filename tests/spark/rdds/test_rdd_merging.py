@@ -7,6 +7,7 @@ import operator
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from sortshuffle.spark.rdds.aggregations import (
 )
 from sortshuffle.spark.rdds.combining import TRIAL, MapSideCombiner
 from sortshuffle.spark.rdds.grouping import LongGroup
+from sortshuffle.spark.rdds.holding_steps import Join
 from sortshuffle.spark.rdds.merging import BUCKETS, Merging
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -361,6 +363,32 @@ def test_damage_to_what_was_put_aside_is_named(files: Files, monkeypatch: pytest
         results(merge, [chunked(PAIRS, 500)])
 
 
+class Counted(LongGroup):
+    """A group on disk that counts how often it is read."""
+
+    __slots__ = ("reads",)
+
+    def __init__(self, values: list[Any]) -> None:
+        super().__init__(values)
+        self.reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("count", [3, 100])  # fewer and more pairs than a chunk has
+def test_a_group_on_disk_is_read_once_if_the_other_is_in_memory(count: int) -> None:
+    short, long = list(range(count)), [f"value {n}" for n in range(100)]
+    for long_side in (0, 1):
+        group = Counted(long)
+        groups: list[Any] = [group, short] if long_side == 0 else [short, group]
+        chunks = list(Join((False, False))._pairs([("key", groups)]))
+        expected = Counter(("key", pair) for pair in product(*(list(each) for each in groups)))
+        assert Counter(record for chunk in chunks for record in chunk) == expected
+        assert group.reads == 2  # one of them for `expected`
+
+
 # ---- before the shuffle -------------------------------------------------------------------------------
 
 
@@ -423,3 +451,11 @@ def test_a_full_table_is_sent_and_begun_anew() -> None:
     sent = Sent(Reduce(operator.add), 64 * KIB).add((n % 200 + n // 5000 * 1000, 1) for n in range(50_000))
     assert 10 * 200 <= sent.records < 3 * 10 * 200
     assert sent.memory.peak < 128 * KIB
+
+
+def test_a_few_large_values_do_not_stop_combining_for_long() -> None:
+    large = ((-n, bytes(64 * KIB)) for n in range(1, 41))
+    small = ((n % 100, b"x") for n in range(20_000))
+    sent = Sent(Reduce(max), 1024 * KIB).add(chain(large, small), 10)
+    assert sent.records < 1000
+    assert sent.memory.peak < 2048 * KIB

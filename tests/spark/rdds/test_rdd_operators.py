@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from oracle import confs, jobs, last_line, lists
 from pyspark import RDD, SparkContext, cloudpickle
 from pyspark.core.rdd import portable_hash
 from pyspark.resultiterable import ResultIterable
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 import sortshuffle
 from sortshuffle import ShuffleRDD
@@ -166,6 +167,15 @@ def test_a_group_longer_than_memory_may_be_kept_and_sent_on(sc: SparkContext, li
     assert (key, len(values), len(set(values))) == ("hot", 40_000, 40_000)
 
 
+def test_arrays_behind_a_shuffle_spill(sc: SparkContext, little_memory: Path) -> None:
+    """Unpickled arrays do not own their memory."""
+    source = sc.parallelize([(n, n) for n in range(200)], 1).mapValues(lambda n: np.full(5000, n))
+    for ours in (sortshuffle.rdd(source).sortByKey(False, 2), sortshuffle.rdd(source).groupByKey(2)):
+        found = ours.mapValues(lambda value: int(np.sum(list(value)))).collect()
+        assert dict(found) == {n: 5000 * n for n in range(200)}
+        assert ours.stage_totals()[-1].metrics.counts["bytes_spilled"]
+
+
 # ---- order --------------------------------------------------------------------------------------------
 
 WORDS = [(f"{n * 7919 % 10_007:05d}"[::-1], n) for n in range(3000)]
@@ -185,6 +195,16 @@ def test_order_and_bounds_are_pysparks(sc: SparkContext) -> None:
     source = sc.parallelize(WORDS, 2)
     both = (lists(*(order(rdd) for order in ORDERS.values())) for rdd in (sortshuffle.rdd(source), source))
     assert [name for name, ours, theirs in zip(ORDERS, *both, strict=True) if ours != theirs] == []
+
+
+def test_records_that_are_no_pairs_are_sorted_into_one_partition_as_they_are(sc: SparkContext) -> None:
+    rows = sc.parallelize([Row(key=n * 7 % 11, a=n, b="x") for n in range(11)], 3)
+    lists_of_three = sc.parallelize([[n * 7 % 11, n, "x"] for n in range(11)], 3)
+    placed_in_one = sc.parallelize([(n * 7 % 11, n) for n in range(11)], 3).partitionBy(1)
+    for source in (rows, lists_of_three, placed_in_one):
+        ours, theirs = sortshuffle.rdd(source).sortByKey(False, 1), source.sortByKey(False, 1)
+        assert repr(ours.collect()) == repr(theirs.collect())
+        assert ours.partitioner == theirs.partitioner
 
 
 def test_a_key_function_orders_all(sc: SparkContext) -> None:
@@ -275,6 +295,52 @@ def test_the_default_number_of_partitions_is_pysparks(
             assert (method, ours.getNumPartitions()) == (method, theirs.getNumPartitions())
 
 
+# ---- new keys behind a placement ----------------------------------------------------------------------
+
+
+def swapped(pair: Any) -> tuple[str, str]:
+    """The value as the key, and the key as the value; as texts, because groups cannot be hashed."""
+    return repr(plain(pair[1])), repr(pair[0])
+
+
+# In each, the last shuffle has the function and the number of the one before, and all keys change in between
+NEW_KEYS: dict[str, Callable[[Any, Any], Any]] = {
+    "partitionBy": lambda rdd, _: rdd.partitionBy(4).map(swapped).reduceByKey(max, 4),
+    "partitionBy twice": lambda rdd, _: rdd.partitionBy(4).map(swapped).partitionBy(4),
+    "reduceByKey": lambda rdd, _: rdd.reduceByKey(max, 4).map(swapped).groupByKey(4),
+    "default counts": lambda rdd, _: rdd.reduceByKey(max).map(swapped).groupByKey(),
+    "the user's function": lambda rdd, _: rdd.partitionBy(4, low).map(swapped).partitionBy(4, low),
+    "distinct": lambda rdd, _: rdd.distinct(4).map(swapped).distinct(4),
+    "join": lambda rdd, other: rdd.join(other, 4).map(swapped).join(other.map(swapped), 4),
+    "join, reduceByKey": lambda rdd, other: rdd.join(other, 4).map(swapped).reduceByKey(max, 4),
+    "cogroup": lambda rdd, other: rdd.cogroup(other, 4).map(swapped).groupByKey(4),
+    "a union in place": lambda rdd, other: (
+        rdd.partitionBy(4).union(other.partitionBy(4)).map(swapped).partitionBy(4)
+    ),
+    "values alone": lambda rdd, _: rdd.partitionBy(4).mapValues(str).mapValues(len).groupByKey(4),
+}
+
+
+def test_pairs_with_new_keys_are_shuffled_again(sc: SparkContext) -> None:
+    pairs = sc.parallelize([(n, n * 7 % 31) for n in range(120)], 3)
+    others = sc.parallelize([(n % 40, n) for n in range(60)], 2)
+    sources = (sortshuffle.rdd(pairs), sortshuffle.rdd(others)), (pairs, others)
+    check_same(*({name: call(*both) for name, call in NEW_KEYS.items()} for both in sources))
+
+
+def test_pairs_that_pyspark_placed_are_shuffled_again_under_new_keys(sc: SparkContext) -> None:
+    placed_by_spark = sc.parallelize([(n, n % 7) for n in range(100)], 3).partitionBy(4)
+    others = placed_by_spark.mapValues(str)
+    shuffles: dict[str, Callable[[Any], Any]] = {
+        "partitionBy": lambda rdd: rdd.map(swapped).partitionBy(4),
+        "reduceByKey": lambda rdd: rdd.map(swapped).reduceByKey(max, 4),
+        "join": lambda rdd: rdd.map(swapped).join(others, 4),
+        "cogroup": lambda rdd: rdd.cogroup(others, 4).map(swapped).groupByKey(4),
+    }
+    sources = sortshuffle.rdd(placed_by_spark), placed_by_spark
+    check_same(*({name: call(rdd) for name, call in shuffles.items()} for rdd in sources))
+
+
 # ---- evenly, fewer, together --------------------------------------------------------------------------
 
 
@@ -303,6 +369,10 @@ def test_coalesce_and_union_are_sparks(pairs: RDD[Any], others: RDD[Any]) -> Non
     assert placed(union) == placed(pairs.partitionBy(6).union(others.partitionBy(6)))
     assert union.partitioner == ours.partitioner
     assert ours.union(others).getNumPartitions() == 7
+    assert placed(ours + others) == placed(pairs.partitionBy(6) + others)
+    for rdd in (ours, pairs):
+        with pytest.raises(TypeError):
+            rdd + "no RDD"
 
 
 def test_actions_are_pysparks(pairs: RDD[Any]) -> None:
