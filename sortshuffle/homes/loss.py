@@ -24,13 +24,17 @@ from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, PartitionedF
 
 
 def make_producer_run_again(
-    file: PartitionedFile, own_directories: tuple[str, ...] = (), on_error: OnError = ignore
+    file: PartitionedFile,
+    own_directories: tuple[str, ...] = (),
+    on_error: OnError = ignore,
+    roots: tuple[str, ...] = (),
 ) -> None:
     """Remove Spark's own control files of this map output, as far as this process can reach them.
 
     ``own_directories``: local directories of the executor that this process works for, or those above them.
     They are searched if no home names the map output's owner: it is on storage that every host sees, or its
     home is gone or cannot be read. Attempt numbers are unique in an application.
+    ``roots``: directories besides these and its own in which the map output's executor may have homes.
     """
     if file.attempt is None:
         return
@@ -38,8 +42,9 @@ def make_producer_run_again(
     owner = _owner_of(home, on_error)
     if owner is not None and owner.outlived:
         _keep_from_adoption(file, on_error)
-    _touch_all(home, file.attempt, on_error)
     directories = own_directories if owner is None else owner.local_directories
+    for each in _homes_of_one_owner(home, (*directories, *roots)):
+        _touch_all(each, file.attempt, on_error)
     remove_control_files(directories, file.attempt, on_error)
 
 
@@ -60,6 +65,14 @@ def _owner_of(home: str, on_error: OnError) -> Owner | None:
     except OSError as error:
         on_error(error)
         return None
+
+
+def _homes_of_one_owner(home: str, roots: Iterable[str]) -> set[str]:
+    """Return where the owner of a home may have homes, all of one name: in each local directory, or above, if
+    Spark's shuffle files outlive their executor (`homes.directories`)."""
+    below = os.path.join(*home.split(os.sep)[-3:])
+    homes = {os.path.join(place, below) for each in roots for place in (each, os.path.dirname(each))}
+    return {home, *homes}
 
 
 def _touch_all(home: str, attempt: int, on_error: OnError) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 from engine import Pair, names, write_pair
 
 from sortshuffle import calls
+from sortshuffle.homes.home_listings import HomeListings
+from sortshuffle.homes.lifetime import MISSING, dropped_outputs
 from sortshuffle.homes.loss import make_producer_run_again
 from sortshuffle.homes.owner import Owner
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -97,6 +101,39 @@ def test_a_pair_that_could_be_adopted_goes_under_all_its_names(tmp_path: Path, b
     assert names(adopter) == sorted(
         [os.path.basename(other.data_path), os.path.basename(other.index_path), "owner.json"]
     )
+
+
+@pytest.mark.parametrize("where", ["spark.sortshuffle.dir", "Spark's directories", "Spark's service"])
+@pytest.mark.parametrize("is_home_gone", [False, True], ids=["its home is there", "its home is gone"])
+def test_outputs_of_the_attempt_in_other_homes_of_its_executor_are_not_dropped_at_once(
+    tmp_path: Path, blocks: Path, where: str, is_home_gone: bool
+) -> None:
+    """A task that writes two exchanges may have them on two disks."""
+    second = tmp_path / "disk" / "blocks-2"
+    second.mkdir(parents=True)
+    roots = {
+        "spark.sortshuffle.dir": (tmp_path / "one", tmp_path / "two"),
+        "Spark's directories": (blocks, second),
+        "Spark's service": (blocks.parent, second.parent),
+    }[where]
+    local = (str(blocks), str(second))
+    owner = Owner("app", "host", "", 1, 1, local, 600.0, False)
+    homes = [root / "sortshuffle" / "app" / owner.home_name for root in roots]
+    for made in homes:
+        made.mkdir(parents=True)
+        owner.write(str(made))
+    lost, _ = (write_pair(made, Pair(2), 204) for made in homes)
+    now = 0.0
+    listings = HomeListings(lambda: now)
+    listings.look(str(homes[1]), local)  # as the janitor does, which so sees Spark's file
+    if is_home_gone:
+        shutil.rmtree(homes[0])
+    given = tuple(map(str, roots)) if where == "spark.sortshuffle.dir" else ()
+    make_producer_run_again(lost, local, roots=given)
+    assert control_files(blocks) == LEFT
+    listings.look(str(homes[1]), local)
+    now = MISSING
+    assert list(dropped_outputs(str(homes[1]), owner, time.time(), listings)) == []
 
 
 @pytest.mark.parametrize("broken", ["blocks-2/0c", "blocks-2", "sortshuffle/app/host-2"])

@@ -20,6 +20,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,16 +163,26 @@ def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, how
         return
     if how != "overwrite":
         raise UsageError(f"{target} exists: somebody else has written it meanwhile")
-    calls.rename(target, replaced)
+    _replace(whole, target, replaced)
+
+
+def _replace(whole: str, target: str, replaced: str) -> None:
     try:
+        calls.rename(target, replaced)
         calls.rename(whole, target)
-    except BaseException:
-        calls.rename(replaced, target)
-        raise
-    if calls.isdir(replaced):
-        calls.rmtree(replaced)
+    finally:  # look, because an interrupt may come when a rename is done
+        if calls.exists(replaced):
+            if not calls.exists(target):
+                calls.rename(replaced, target)
+            elif not calls.exists(whole):
+                _delete(replaced)
+
+
+def _delete(path: str) -> None:
+    if calls.isdir(path):
+        calls.rmtree(path)
     else:
-        calls.unlink(replaced)
+        calls.unlink(path)
 
 
 def _discard(staging: str) -> None:
@@ -183,14 +194,14 @@ def _discard(staging: str) -> None:
 
 
 def _move_into(whole: str, target: str, names: Sequence[str]) -> None:
-    moved: list[str] = []
+    new = [name for name in names if not calls.exists(os.path.join(target, name))]
     try:
         for name in names:
             calls.rename(os.path.join(whole, name), os.path.join(target, name))
-            moved.append(name)
-    except BaseException:
-        for name in moved:
-            calls.unlink(os.path.join(target, name))
+    except BaseException:  # an interrupt may come when a rename is done, so remove all names
+        for name in new:
+            with suppress(FileNotFoundError):
+                calls.unlink(os.path.join(target, name))
         raise
 
 

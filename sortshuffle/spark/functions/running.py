@@ -62,7 +62,8 @@ def _without_plumbing(traceback: TracebackType | None) -> TracebackType | None:
 
 
 class _Input(Iterator[T]):
-    """The input of a function. ``failure``: the input's error, kept because the function may swallow it."""
+    """The input of a function. ``failure``: the input's error, kept because the function may swallow it, or
+    raise one of its own instead."""
 
     __slots__ = ("_items", "failure")
 
@@ -91,10 +92,27 @@ def iterate(
 ) -> Iterator[T]:
     """Yield the results of ``function`` for the iterator ``items``. Each must be of class ``kind``.
 
+    An error of the input comes first, even if the function then raises another.
     ``before``: arguments before the iterator. ``any_iterable``: accept a list, say, besides iterators.
     """
-    wanted = f"iterator of {kind.__module__.partition('.')[0]}.{kind.__name__}"
     source = _Input(items)
+    try:
+        yield from _results(function, before, source, kind, declared, any_iterable)
+    except Exception as error:
+        if source.failure is None or source.failure is error:
+            raise
+        raise source.failure  # noqa: B904  its own cause must stay: the worker looks at it
+
+
+def _results(
+    function: Callable[..., Any],
+    before: tuple[Any, ...],
+    source: _Input[Any],
+    kind: type[T],
+    declared: ResultSchema,
+    any_iterable: bool,
+) -> Iterator[T]:
+    wanted = f"iterator of {kind.__module__.partition('.')[0]}.{kind.__name__}"
     results: Any = in_user_code(function, *before, source)
     if any_iterable and not isinstance(results, Iterator):
         results = _iterator(results)

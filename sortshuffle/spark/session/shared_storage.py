@@ -9,6 +9,8 @@ application. If one frame has ``spark.sortshuffle.keep``, the files of all frame
 
 At exit Python starts no more threads, which asyncio needs to resolve the name of a store. So the driver then
 starts another Python to remove the directory, and waits for it.
+
+A forked process has a directory of its own. When it exits, it leaves the context to its parent.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from sortshuffle.storage.stored.stored_cleaning import clean_command, remove_rem
 
 EXIT_SECONDS = 300  # for the removal at exit: a store deletes some thousand objects a second
 
-_ends: dict[str, _End] = {}
-"""By application, until its context is stopped."""
+_ends: dict[tuple[str, int], _End] = {}
+"""By application and process, until its context is stopped. A forked process also has its parent's."""
 _lock = threading.Lock()  # of _ends
 
 
@@ -51,22 +53,24 @@ def note_use(context: SparkContext | None, options: Options, application: str) -
         raise OptionError(f"{PREFIX}dir = {options.storage_url!r} is not allowed: {unknown}")
     directory = stored_name(application, driver_name(os.getpid()).hex())
     if context is not None and getattr(context, "_jsc", None) is not None:
+        key = application, os.getpid()
         with _lock:
-            if application not in _ends:
-                _ends[application] = _End(context, application, directory)
-            _ends[application].note(options.storage_url, options.keep)
+            if key not in _ends:
+                _ends[key] = _End(context, application, directory)
+            _ends[key].note(options.storage_url, options.keep)
     return replace(options, directories=(application_url(options.storage_url, directory),))
 
 
 class _End:
-    """Removes the directories of one application at its end. Replaces its context's ``stop``."""
+    """Removes the directories of one process of an application. Replaces its context's ``stop``."""
 
     def __init__(self, context: SparkContext, application: str, directory: str) -> None:
         self._application = application
+        self._process = os.getpid()
+        self._has_parents_context = any(name == application for name, _ in _ends)
         self._directory = directory  # its name, below each URL
         self._kept: dict[str, bool] = {}  # by URL
         self._stop_context = context.stop
-        self._exiting = False
         own: Any = context
         own.stop = self.stop  # Spark's Python has no listener for a context that stops
         atexit.register(self._exit)
@@ -75,25 +79,37 @@ class _End:
         self._kept[url] = keep or self._kept.get(url, False)
 
     def stop(self) -> None:
-        """Stop the context, and then remove what the application wrote. Safe to call again."""
+        """Stop the context, and then remove what this process wrote. Safe to call again."""
         try:
             self._stop_context()
         finally:
-            atexit.unregister(self._exit)
-            _ends.pop(self._application, None)
-            urls = [url for url, keep in self._kept.items() if not keep]
-            self._kept.clear()
-            for url in urls:
-                self._remove(url)
+            if self._is_own():
+                self._remove_all()
 
     def _exit(self) -> None:
-        self._exiting = True
-        self.stop()
+        if not self._is_own():
+            return
+        if self._has_parents_context:
+            self._remove_all()
+        else:
+            self.stop()
+
+    def _is_own(self) -> bool:
+        """Whether this process made this object. A forked process has a copy, and its parent goes on."""
+        return self._process == os.getpid()
+
+    def _remove_all(self) -> None:
+        atexit.unregister(self._exit)
+        _ends.pop((self._application, self._process), None)
+        urls = [url for url, keep in self._kept.items() if not keep]
+        self._kept.clear()
+        for url in urls:
+            self._remove(url)
 
     def _remove(self, url: str) -> None:
         """Remove the directory below a URL. A failure is only a warning, because the job itself is done."""
         try:
-            if not self._exiting or mounted_path(url) is not None:
+            if threading.main_thread().is_alive() or mounted_path(url) is not None:
                 remove_remains(url, self._directory)
                 return
             program = [

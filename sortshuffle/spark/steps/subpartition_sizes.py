@@ -39,7 +39,7 @@ def sum_sizes(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterat
                     size = sum(extent.raw_bytes for extent in channel.extents)
                     sizes.setdefault(key, {})[channel.map_index] = size
     except Exception as error:  # an index file that is not inline in its control row may be lost
-        report_loss_to_spark(error, reach, service.settings.served_by_spark)
+        report_loss_to_spark(error, reach, service.settings.served_by_spark, service.options.directories)
         raise
     threshold = service.options.skew_threshold
     rows: list[tuple[int, int, int | None, int]] = []

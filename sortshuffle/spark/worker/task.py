@@ -20,7 +20,7 @@ from typing import Any
 
 from pyspark import TaskContext
 
-from sortshuffle.errors import DataLossError
+from sortshuffle.errors import DataLossError, SortShuffleError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import WriterInfo
@@ -176,7 +176,7 @@ def running(
         outcome = type(error).__name__
         if isinstance(error, OSError) and not isinstance(error, DataLossError):
             note_failure(error)
-        report_loss_to_spark(error, task.reach, task.served_by_spark)
+        report_loss_to_spark(error, task.reach, task.served_by_spark, task.options.directories)
         raise
     finally:
         report = _report(task, time.perf_counter() - started, user_seconds)
@@ -218,18 +218,42 @@ def _settle(modules: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def report_loss_to_spark(error: BaseException, reach: Reach, served_by_spark: bool) -> None:
-    """If a task's error means that a map output is lost, make Spark rerun its producer, or its adopter."""
-    if isinstance(error, DataLossError):
-        make_spark_rerun(error, served_by_spark)
-    reach.rerun_adopters(error)
+def report_loss_to_spark(
+    error: BaseException, reach: Reach, served_by_spark: bool, directories: tuple[str, ...] = ()
+) -> None:
+    """If a task's error means that a map output is lost, make Spark rerun its producer, or its adopter. The
+    error may be a user's that wraps one of this package. ``directories``: of `Options`."""
+    own = _own_error_in(error)
+    if own is None:
+        return
+    if isinstance(own, DataLossError):
+        make_spark_rerun(own, served_by_spark, directories)
+    reach.rerun_adopters(own)
 
 
-def make_spark_rerun(error: DataLossError, served_by_spark: bool = False) -> None:
+def _own_error_in(error: BaseException) -> SortShuffleError | None:
+    """Return the nearest error of this package among ``error`` and its causes, None if there is none. What an
+    error of this package wraps does not count: an `AuthenticationError` does not say that a service is gone.
+    """
+    found, seen = [error], {id(error)}
+    for each in found:  # grows by the causes of each
+        if isinstance(each, SortShuffleError):
+            return each
+        # the context, too: a user may raise the error from another one, or from None
+        for cause in (each.__cause__, each.__context__):
+            if cause is not None and id(cause) not in seen:
+                seen.add(id(cause))
+                found.append(cause)
+    return None
+
+
+def make_spark_rerun(
+    error: DataLossError, served_by_spark: bool = False, directories: tuple[str, ...] = ()
+) -> None:
     """Remove Spark's files with the control rows of the lost map output, if they are on this host. The next
     attempt of this task then fails to fetch them, and Spark runs the producer again. ``served_by_spark``:
-    also search for files of ended executors."""
+    also search for files of ended executors. ``directories``: of `Options`."""
     file = PartitionedFile.of(error.place.file)
     if file is not None:
         above = application_directories() if served_by_spark else ()
-        make_producer_run_again(file, (*spark_directories(), *above))
+        make_producer_run_again(file, (*spark_directories(), *above), roots=directories)

@@ -271,6 +271,38 @@ def test_errors_of_the_input_cannot_be_swallowed(spark: SparkSession, adaptor: A
     assert caught.value is error
 
 
+def wrapping(items: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from items
+    except Exception as error:
+        raise LookupError("by the user") from error
+
+
+def wrapping_call(items: Iterator[Any]) -> Iterator[Any]:
+    try:
+        return iter(list(items))
+    except Exception:
+        raise LookupError("by the user") from None
+
+
+@pytest.mark.parametrize("adaptor", [MapInArrow, MapInPandas])
+@pytest.mark.parametrize("function", [wrapping, wrapping_call])
+def test_errors_of_the_input_stay_themselves_when_the_user_wraps_them(
+    spark: SparkSession, adaptor: Any, function: Any
+) -> None:
+    error, cause = corrupt(), OSError()
+
+    def broken_source() -> Iterator[pa.RecordBatch]:
+        yield batch(k=[1])
+        raise error from cause
+
+    with pytest.raises(CorruptDataError) as caught:
+        list(in_worker(adaptor.of(function, "k long", CONF))(broken_source()))
+    assert caught.value is error
+    assert names(error)[-1] == "broken_source"
+    assert error.__cause__ is cause
+
+
 def test_our_own_errors_keep_their_traceback(spark: SparkSession) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         list(in_worker(MapInArrow.of(passing_map, "k int", CONF))(iter([batch(k=[1])])))

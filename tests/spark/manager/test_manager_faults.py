@@ -232,6 +232,23 @@ def test_of_many_that_each_task_reads_alone_only_those_that_are_lost_run_again(s
     assert (found["right"], map_runs(found), attempts(found)) == (True, len(outputs[::3]), 2)
 
 
+def test_a_removal_that_comes_late_leaves_what_spark_has_made_again(session: Session) -> None:
+    """In local mode it runs in the background. Removals keep their order, so another one tells when it has
+    run."""
+    outputs = hold(session, "hold_rows")
+    shuffle = session.run("hold_rows", name="other").value["shuffle"]
+    others = session.outputs_of(shuffle)
+    assert len(outputs) == len(others) == MAPS
+    session.run("remove_late", name="held")
+    session.run("forget_held", name="other")
+    eventually(lambda: not session.run("is_known", shuffle=shuffle).value, "Spark forgets it", PATIENCE)
+    eventually(lambda: not any(each.exists() for each in others), "its files are removed", PATIENCE)
+    assert [each for each in outputs if each.exists()] == outputs
+    found = session.run("read_held", name="held").value
+    assert found["right"]
+    assert map_runs(found) == 0
+
+
 def test_a_lost_directory(session: Session) -> None:
     """Everything that the application has on the host."""
     outputs = hold(session, "hold_pairs")

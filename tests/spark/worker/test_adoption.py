@@ -281,6 +281,26 @@ def test_one_that_is_lost_where_it_lies_makes_its_adopter_run_again(
     adopter.reach.close()
 
 
+def test_one_whose_service_is_gone_makes_its_adopter_run_again_though_a_user_wraps_the_error(
+    root: Path, service: ShuffleService, tmp_path: Path
+) -> None:
+    lost_output(root, "127.0.0.9")
+    adopter = task_on(tmp_path / "second", service)
+    found = finished_outputs(adopter, [EXCHANGE])
+    assert found is not None
+    there = replace(found[0], service="127.0.0.1:1")  # where nobody listens
+    blocks = control_files_of_two(tmp_path)
+    consumer = task_on(root, service)
+    with_patience(consumer, 0.3)
+    with pytest.raises(LookupError), running(consumer, NullReporter(), False, noted):
+        try:
+            consumer.reach.index(there)
+        except ServiceUnavailableError as error:
+            raise LookupError("by the user") from error
+    assert names(blocks) == [f"shuffle_0_{ATTEMPT + 1}_0.index"]
+    adopter.reach.close()
+
+
 def test_who_sums_up_sizes_makes_the_adopter_run_again_too(
     root: Path, service: ShuffleService, tmp_path: Path
 ) -> None:

@@ -193,6 +193,27 @@ def remove_and_make_again(spark: SparkSession, _: str, *, name: str) -> None:
 
 
 @job
+def remove_late(spark: SparkSession, _: str, *, name: str) -> None:
+    """The manager is told to remove the files of the shuffle when Spark has made it again."""
+    _shuffle_manager(spark).unregisterShuffle(_shuffle_of(_held[name].rdd).shuffleId())
+
+
+def _shuffle_manager(spark: SparkSession) -> Any:
+    """Spark's. Py4J cannot ask for it: methods beside that one have classes that are in no jar."""
+    java: Any = spark.sparkContext._jvm.java  # type: ignore[union-attr]
+    environment, manager = map(
+        java.lang.Class.forName, ("org.apache.spark.SparkEnv", "org.apache.spark.shuffle.ShuffleManager")
+    )
+    invoke = java.lang.invoke
+    method = invoke.MethodHandles.publicLookup().findVirtual(
+        environment, "shuffleManager", invoke.MethodType.methodType(manager)
+    )
+    arguments = java.util.ArrayList()
+    arguments.add(spark.sparkContext._jsc.sc().env())
+    return method.invokeWithArguments(arguments)
+
+
+@job
 def forget_held(spark: SparkSession, _: str, *, name: str | None = None) -> None:
     """One, or all."""
     for each in [name] if name is not None else [*_held]:

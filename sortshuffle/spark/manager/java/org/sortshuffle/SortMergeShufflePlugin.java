@@ -287,8 +287,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         private void removeFirst(int shuffle) {
             Set<String> all = Set.copyOf(services.values());
             try {
-                if (isStored && tracker().containsShuffle(shuffle))
-                    return; // Spark has written it again, and uses it: other hosts' files are there, too
+                if (tracker().containsShuffle(shuffle))
+                    return; // Spark has written it again, and uses it: this removal would take the new files
                 Set<String> used = inUse(all);
                 remove(shuffle, all, used, engine.place() != null);
                 // Many shuffles wait: they share one set while it stays the same.
