@@ -339,8 +339,8 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 # directory or a socket
 HARMLESS = {
     "os": {
-        "DirEntry", "PathLike", "_exit", "cpu_count", "environ", "fspath", "getpgid", "getpid", "getppid",
-        "geteuid", "getuid", "kill", "major", "minor", "path", "pathsep", "sep", "stat_result",
+        "DirEntry", "PathLike", "_exit", "cpu_count", "environ", "fsencode", "fspath", "getpgid", "getpid",
+        "getppid", "geteuid", "getuid", "kill", "major", "minor", "path", "pathsep", "sep", "stat_result",
         "strerror", "sysconf", "register_at_fork", "urandom",
     },
     "os.path": {

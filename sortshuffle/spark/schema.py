@@ -13,6 +13,7 @@ Only `parse_schema` needs a running Spark.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pyarrow as pa
@@ -82,14 +83,15 @@ _READ_TYPES: dict[pa.DataType, st.DataType] = {
 def parse_schema(schema: st.StructType | str) -> st.StructType:
     """Return the declared schema of a function: a ``StructType``, or DDL such as ``"k long, v double"``.
 
-    Spark's own parser reads DDL, so a session must be active. Raises `UsageError` for anything else, for DDL
-    that Spark cannot parse, and for a single type.
+    A ``StructType`` is copied, because the user may change it later. Spark's own parser reads DDL, so a
+    session must be active. Raises `UsageError` for anything else, for DDL that Spark cannot parse, and for a
+    single type.
     """
     if not isinstance(schema, (st.StructType, str)):
         raise UsageError(
             f"a schema must be a StructType or a DDL string such as 'k long, v double', not {schema!r}"
         )
-    parsed = _from_ddl(schema) if isinstance(schema, str) else schema
+    parsed = _from_ddl(schema) if isinstance(schema, str) else copy.deepcopy(schema)
     if not isinstance(parsed, st.StructType):
         raise UsageError(
             f"the schema {schema!r} is the single type {parsed.simpleString()}: a schema names its columns,"

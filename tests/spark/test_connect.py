@@ -50,6 +50,12 @@ def test_a_session_with_sparks_default_is_refused(printed: dict[str, Any]) -> No
     assert f"the setting {ROLLBACK} to be false, and it is true" in printed["refusal_by_default"]
 
 
+def test_a_setting_that_cannot_be_asked_for_is_none_only_if_spark_does_not_know_it(
+    printed: dict[str, Any],
+) -> None:
+    assert printed["settings"] == [None, "INVALID_HANDLE.SESSION_CLOSED"]
+
+
 def test_a_stopped_session_is_refused(printed: dict[str, Any]) -> None:
     assert "the session has been stopped" in printed["stopped"]
 

@@ -123,8 +123,12 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         return _StreamWriter(self)
 
     def _has_observation(self) -> bool:
-        # in the plan, because views hide it
-        return not self._is_in_python and "CollectMetrics" in str(analysed(self._to_spark()).toString())
+        # in the plan, because views hide it. Spark knows of each plan which kinds of nodes are in it
+        if self._is_in_python:
+            return False
+        session: Any = self._session
+        kinds = scala_object(session._jvm, "org.apache.spark.sql.catalyst.trees.TreePattern")
+        return bool(analysed(self._to_spark()).containsPattern(kinds.COLLECT_METRICS()))
 
     def _has_broadcast_hint(self, other: DataFrame) -> bool:
         plan = other._jdf.queryExecution().analyzed()

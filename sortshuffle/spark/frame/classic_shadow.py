@@ -168,7 +168,7 @@ def _rows_of_base(plan: Any, tag: Any, bases: Mapping[int, Base]) -> Any:
         return None
     base = bases.get(number.get())
     count = plan.output().length()
-    if base is None or count != len(base.frame.columns):
+    if base is None or count != len(base.frame._own_schema):
         if base is None or not base.is_passable:
             raise HiddenColumnError
         plan.unsetTagValue(tag)  # a node that Spark has made for this call; it is the base no longer

@@ -17,6 +17,7 @@ from typing import Any
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.connect import dataframe as connect
+from pyspark.sql.types import StructType
 
 from sortshuffle.errors import ColumnError
 from sortshuffle.spark.frame.connect_shadow import ConnectShadow, DeferredPlan
@@ -133,6 +134,10 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
         return self
 
     @property
+    def schema(self) -> StructType:
+        """Spark's schema of the rows. As in PySpark's Connect, it is another copy each time."""
+        return copy.deepcopy(self._own_schema) if self._is_in_python else super().schema
+
+    @property
     def _schema(self) -> Any:
-        own = self._own_rows
-        return super()._schema if own is None else own.schema
+        return self._own_schema if self._is_in_python else super()._schema

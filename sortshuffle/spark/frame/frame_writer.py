@@ -13,6 +13,7 @@ from pyspark.sql import DataFrameWriter
 from sortshuffle.errors import OptionError, UnsupportedError, UsageError
 from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.parquet_job import ParquetJob
+from sortshuffle.spark.frame.sides import copied
 from sortshuffle.spark.session.requirements import is_classic
 
 
@@ -26,6 +27,7 @@ class ShuffleFrameWriter(DataFrameWriter):
     def __init__(self, frame: Any) -> None:
         self._frame = frame
         self._settings: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._without_rows: DataFrameWriter | None = None  # PySpark's, with the same settings
 
     def mode(self, saveMode: str | None) -> ShuffleFrameWriter:
         """Choose what to do if the target exists: error (the default), append, overwrite, ignore."""
@@ -67,7 +69,8 @@ class ShuffleFrameWriter(DataFrameWriter):
         compression: str | None = None,
     ) -> None:
         """Run the frame and write its rows as Parquet files, like `DataFrameWriter.parquet`."""
-        self.mode(mode)
+        if mode is not None:
+            self.mode(mode)
         if partitionBy is not None:
             self.partitionBy(partitionBy)
         if compression is not None:
@@ -83,7 +86,10 @@ class ShuffleFrameWriter(DataFrameWriter):
         **options: Any,
     ) -> None:
         """Run the frame and write its rows, like `DataFrameWriter.save`."""
-        self.mode(mode).options(**options)
+        if mode is not None:
+            self.mode(mode)
+        if options:
+            self.options(**options)
         if partitionBy is not None:
             self.partitionBy(partitionBy)
         if format is not None:
@@ -95,7 +101,11 @@ class ShuffleFrameWriter(DataFrameWriter):
             self._write_parquet("save", path)
 
     def _set(self, setting: str, *args: Any, **kwargs: Any) -> ShuffleFrameWriter:
-        self._settings.append((setting, args, kwargs))
+        """Note a setting. PySpark refuses a wrong one now, and reads lists now, which may change later."""
+        if self._without_rows is None:
+            self._without_rows = self._frame._shadow.dataframe().write
+        getattr(self._without_rows, setting)(*args, **kwargs)
+        self._settings.append((setting, copied(args), {key: copied(value) for key, value in kwargs.items()}))
         return self
 
     def _write_parquet(self, method: str, path: str) -> None:

@@ -9,6 +9,7 @@ Python worker. `two_sided` explains where rows are, and when they go to Spark.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeAlias
@@ -81,13 +82,25 @@ class ShuffleFrame(TwoSidedFrame):
     methods. Those that are defined here run in Python if the frame's rows are there; the others in Spark.
     """
 
+    _shown_schema: StructType | None = None  # on Python's side: what `schema` returns
+
     # ---- description ------------------------------------------------------------------------------
 
     @property
     def schema(self) -> StructType:
-        """Spark's schema of the rows."""
+        """Spark's schema of the rows. On Python's side it is a copy, because the caller may change it."""
+        if not self._is_in_python:
+            return self._to_spark().schema
+        if self._shown_schema is None:
+            self._shown_schema = copy.deepcopy(self._own_schema)
+        return self._shown_schema
+
+    @property
+    def _own_schema(self) -> StructType:
+        """The schema of the rows of Python's side, which nobody changes."""
         own = self._own_rows
-        return self._to_spark().schema if own is None else own.schema
+        assert own is not None
+        return own.schema
 
     @property
     def isStreaming(self) -> bool:
@@ -160,17 +173,18 @@ class ShuffleFrame(TwoSidedFrame):
         """Return the positions and new names of plain columns. Raises `ColumnError` for an expression."""
         positions: list[int] = []
         names: list[str] = []
+        own = self._own_schema.names
         for col in cols:
             node = node_of(col)
             if isinstance(node, Star):
-                positions += range(len(self.columns))
-                names += self.columns
+                positions += range(len(own))
+                names += own
                 continue
             name = name_of(node.child if isinstance(node, Alias) else node, col)
             positions.append(self._position(name))
             if not isinstance(node, Alias):
-                check_spelling([name], positions[-1:], self.columns)
-            names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
+                check_spelling([name], positions[-1:], own)
+            names.append(node.name if isinstance(node, Alias) else own[positions[-1]])
         return positions, names
 
     @python_operator
@@ -181,10 +195,10 @@ class ShuffleFrame(TwoSidedFrame):
     @python_operator
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
         """Drop columns, like `DataFrame.drop`. Unknown names are ignored."""
-        case_sensitive = self._chain.context.case_sensitive
-        dropped = {at for col in cols for at in positions_to_drop(col, self.schema, case_sensitive)}
-        kept = tuple(at for at in range(len(self.columns)) if at not in dropped)
-        return self._apply(select_columns, kept, [self.columns[at] for at in kept])
+        case_sensitive, schema = self._chain.context.case_sensitive, self._own_schema
+        dropped = {at for col in cols for at in positions_to_drop(col, schema, case_sensitive)}
+        kept = tuple(at for at in range(len(schema)) if at not in dropped)
+        return self._apply(select_columns, kept, [schema.names[at] for at in kept])
 
     @python_operator
     def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
@@ -210,7 +224,7 @@ class ShuffleFrame(TwoSidedFrame):
         self._check_columns(list(columns_in(new.values())))
         frame = self._apply(columns.with_columns, new, self._twin)
         # Spark does not know Arrow's expressions, but their types
-        types = {name: sf.lit(None).cast(frame.schema[name].dataType) for name in new}
+        types = {name: sf.lit(None).cast(frame._own_schema[name].dataType) for name in new}
         frame._set_shadow(self._base_shadow(lambda shadow: shadow.withColumns(types)))
         return frame
 
@@ -345,7 +359,7 @@ class ShuffleFrame(TwoSidedFrame):
         for column in columns:
             plain, descending, nulls_last = sort_key(column)
             key = self._position(plain)
-            check_range_key(self.schema.fields[key], self._chain.wire.field(key).type)
+            check_range_key(self._own_schema.fields[key], self._chain.wire.field(key).type)
             keys.setdefault(key, SortKey(key, descending, nulls_last))  # a repeated column decides nothing
         if count is None:
             count = default_partitions(self._rows)
@@ -362,7 +376,7 @@ class ShuffleFrame(TwoSidedFrame):
                 f"repartitionById() takes a number of partitions, not {type(numPartitions).__name__}"
             )
         key = self._position(partitionIdCol)
-        check_id_column(self.schema.fields[key])
+        check_id_column(self._own_schema.fields[key])
         return self._apply(exchange_rows, Id(key), _check_count("repartitionById", numPartitions))
 
     @python_operator
@@ -441,7 +455,7 @@ class ShuffleFrame(TwoSidedFrame):
             return self._to_spark()
         if (
             not self._is_in_python
-            or len(cols) != len(self.columns)
+            or len(cols) != len(self._own_schema)
             or not all(isinstance(name, str) for name in cols)
         ):
             return self._by_spark("toDF", *cols)
@@ -591,7 +605,7 @@ class ShuffleFrame(TwoSidedFrame):
         if isinstance(origin, ParquetOrigin) and not chain.steps:
             filters = (*origin.filters, condition)
             return self._derive(Rows(replace(chain, origin=replace(origin, filters=filters))))
-        return self._derive(Rows(chain.then(Filter(condition), self.schema), rows.layout))
+        return self._derive(Rows(chain.then(Filter(condition), rows.schema), rows.layout))
 
     def _wrap(self, method: str, result: Any, args: Sequence[Any]) -> Any:
         if type(result).__name__ == "GroupedData":  # PySpark has two classes of this name
@@ -616,7 +630,7 @@ class ShuffleFrame(TwoSidedFrame):
         return False  # over Spark Connect that is not known
 
     def _position(self, col: ColumnLike) -> int:
-        return resolve(column_name(col), self.schema, self._chain.context.case_sensitive)
+        return resolve(column_name(col), self._own_schema, self._chain.context.case_sensitive)
 
     def _count_and_columns(
         self, method: str, numPartitions: int | ColumnLike, cols: tuple[Any, ...]

@@ -9,6 +9,7 @@ frames. This package's own plans are made in PySpark's session (`requirements.pl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyspark.sql.streaming import DataStreamReader
 from pyspark.sql.tvf import TableValuedFunction
 
 from sortshuffle.spark.frame.classic_frame import ClassicFrame
-from sortshuffle.spark.frame.delegation import delegating
+from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.frames import framed
 from sortshuffle.spark.plan.estimated_sizes import note_sent
 from sortshuffle.spark.session.requirements import configure, is_classic, require_session
@@ -94,9 +95,19 @@ class ShuffleSession(SparkSession):
         """The catalog, whose DataFrames are frames."""
         return _Catalog(self)
 
+    @functools.wraps(SparkSession.createDataFrame)
+    def createDataFrame(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with own_errors():
+                made = super().createDataFrame(*args, **kwargs)
+        finally:
+            # PySpark has made this session the active one, also for what knows nothing of frames
+            SparkSession._activeSession = self._plain_session
+        values = (*args, *kwargs.values())
+        note_sent(made, next((data for data in values if isinstance(data, RDD)), None))
+        return framed(made, self)
+
     def _delegated(self, method: str, result: Any, args: Sequence[Any]) -> Any:
-        if method == "createDataFrame":
-            note_sent(result, next((data for data in args if isinstance(data, RDD)), None))
         return framed(result, self)
 
 

@@ -168,12 +168,14 @@ class TwoSidedFrame(DataFrame):
         one, or if there are none. All frames derived from the result share its exchange."""
         frames: list[TwoSidedFrame] = []  # the last call comes first; no recursion, because there may be many
         frame = self
-        while frame._pending_call is not None and frame._pending_call.made is None and not frame._is_kept:
+        # each attribute is read once, because another thread may forget the call
+        while (call := frame._pending_call) is not None and call.made is None and not frame._is_kept:
             frames.append(frame)
-            frame = frame._pending_call.source
+            frame = call.source
         for frame in reversed(frames):
             frame._make_pending_call()
-        return None if self._pending_call is None or self._is_kept else self._pending_call.made
+        call = self._pending_call
+        return None if call is None or self._is_kept else call.made
 
     def _make_pending_call(self) -> None:
         with self._lock:
@@ -202,6 +204,8 @@ class TwoSidedFrame(DataFrame):
             raise UnsupportedError("spark.sortshuffle.session.python is off")
         if frame._rows.context.conf.worker_logs:
             raise UnsupportedError("the logs of Spark's workers name only functions that Spark calls itself")
+        if frame._rows.context.conf.profiled:
+            raise UnsupportedError("Spark's profiler sees only functions that Spark calls itself")
         return frame
 
     # ---- Spark's side -------------------------------------------------------------------------------

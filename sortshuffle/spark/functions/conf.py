@@ -31,6 +31,7 @@ class FunctionConf:
     ``exact_schema``          ``spark.sql.execution.arrow.pyspark.validateSchema.enabled``
     ``batch_rows``            ``spark.sql.execution.arrow.maxRecordsPerBatch``, for parts of groups alone
     ``worker_logs``           ``spark.sql.pyspark.worker.logging.enabled``
+    ``profiled``              ``spark.sql.pyspark.udf.profiler``, whether it is set
     ========================  ===========================================================================
 
     ``spark.sql.execution.pandas.structHandlingMode`` is for ``toPandas()`` alone: functions get dicts.
@@ -46,6 +47,7 @@ class FunctionConf:
     exact_schema: bool = False
     batch_rows: int = 10_000
     worker_logs: bool = False
+    profiled: bool = False
 
     @staticmethod
     def of(spark: SparkSession) -> FunctionConf:
@@ -56,11 +58,14 @@ class FunctionConf:
     def read(get: Callable[[str], Any]) -> FunctionConf:
         """Read the settings that ``get`` returns by name. It raises `PySparkException` for unknown names."""
 
-        def flag(name: str, default: bool) -> bool:
+        def text(name: str, default: str = "") -> str:
             try:
-                return str(get(name)).lower() == "true"
+                return str(get(name)).lower()
             except PySparkException:  # this version of Spark has no such setting
                 return default
+
+        def flag(name: str, default: bool) -> bool:
+            return text(name, str(default).lower()) == "true"
 
         execution = "spark.sql.execution"
         return FunctionConf(
@@ -74,4 +79,5 @@ class FunctionConf:
             exact_schema=flag(f"{execution}.arrow.pyspark.validateSchema.enabled", False),
             batch_rows=int(str(get(f"{execution}.arrow.maxRecordsPerBatch"))),
             worker_logs=flag("spark.sql.pyspark.worker.logging.enabled", False),
+            profiled=text("spark.sql.pyspark.udf.profiler") in ("perf", "memory"),
         )

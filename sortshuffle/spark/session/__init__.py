@@ -1,6 +1,7 @@
 """The Spark session and the application of frames and RDDs.
 
 requirements                           checks of settings, and of the workers' Python
+unix_sockets                           whether the sockets to Python workers have short enough paths
 session_settings                       what frames take from settings, kept until a setting changes
 planner                                the protocol of what stages need from Spark's planner
 classic_planner, connect_planner       its implementations, with a JVM and for Spark Connect

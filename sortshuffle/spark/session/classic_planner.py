@@ -238,8 +238,8 @@ def _in_clone(frame: DataFrame, settings: Mapping[str, str]) -> Iterator[Any]:
 @contextmanager
 def _active(sessions: Any, session: Any) -> Iterator[None]:
     previous = sessions.getActiveSession()
-    sessions.setActiveSession(session)
     try:
+        sessions.setActiveSession(session)  # an interrupt may come as it returns
         yield
     finally:
         if previous.isDefined():

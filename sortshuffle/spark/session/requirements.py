@@ -20,12 +20,14 @@ from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.homes.host import ADDRESS_VARIABLE
 from sortshuffle.spark.manager.activation import begins_connect_server, turn_on
+from sortshuffle.spark.manager.launch import launch
 from sortshuffle.spark.manager.settings import is_local
+from sortshuffle.spark.session import unix_sockets
 from sortshuffle.spark.session.java import dict_of
 from sortshuffle.version import __version__
 
+UNKNOWN_SETTING = "SQL_CONF_NOT_FOUND"  # Spark's name of the error
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
-UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
 """Whether Spark rolls stages back if a map task that runs again returns other bytes, as tasks with control
 rows do. It ends the job if it cannot."""
@@ -49,8 +51,9 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
 
     This also makes Python stages faster:
 
-    * Unix sockets between the JVM and Python workers: the latency of a Python task is some 26 ms over
-      loopback TCP, and about 5 ms over a Unix socket.
+    * Unix sockets between the JVM and Python workers, unless their paths would be too long
+      (`unix_sockets`): the latency of a Python task is some 26 ms over loopback TCP, and about 5 ms over a
+      Unix socket.
     * The workers run the driver's Python, unless ``PYSPARK_PYTHON`` names another. Otherwise Spark would run
       the first ``python3`` on the path. A session that is created from Python reads only that variable, and
       no setting, so this call sets the variable.
@@ -58,10 +61,11 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     * Workers that run the driver's Python on its host start sooner, where the manager is on:
       `sortshuffle.spark.worker.daemon` forks them.
 
-    Plugins, jars and class path of the builder stay. Set them before this call: a setting that the builder
-    gets afterwards replaces the one from this call. Frames and RDDs also work without this call. For a Spark
-    Connect session, call it after ``remote(...)``: it then sets only what shuffles need in such a session.
-    The rest is set when the server is started, with the lines that ``sortshuffle conf`` prints.
+    Plugins, jars and class path of the builder stay, and what else the user has set. Set them before this
+    call: a setting that the builder gets afterwards replaces the one from this call. Frames and RDDs also
+    work without this call. For a Spark Connect session, call it after ``remote(...)``: it then sets only what
+    shuffles need in such a session. The rest is set when the server is started, with the lines that
+    ``sortshuffle conf`` prints.
 
     Raises `UsageError` if ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
     for a setting of this package that is not allowed. If the manager is ``off``, or a SparkContext runs
@@ -73,8 +77,12 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     if begins_connect_server(builder._options):
         builder.config(map=NO_ROLLBACK)
     turn_on(builder)
-    environment = f"spark.executorEnv.{ALLOCATOR_VARIABLE}"
-    return builder.config(UNIX_SOCKETS, "true").config(environment, ALLOCATOR_DELAY)
+    options: dict[str, Any] = builder._options
+    before = {**launch().settings, **{key: str(value) for key, value in options.items()}}
+    wanted = {f"spark.executorEnv.{ALLOCATOR_VARIABLE}": ALLOCATOR_DELAY}
+    if unix_sockets.takes_sockets(before, os.environ):
+        wanted[unix_sockets.ENABLED] = "true"
+    return builder.config(map={key: value for key, value in wanted.items() if key not in before})
 
 
 def address_this_host(master: str) -> None:
@@ -169,10 +177,12 @@ def check_no_rollback(spark: SparkSession) -> None:
 
 def setting_of(spark: SparkSession, name: str) -> str | None:
     """Return a setting of the session, or Spark's default, in lower case. None if this Spark does not know
-    it."""
+    it. Raises what Spark raises if it cannot be asked."""
     try:
         return str(spark.conf.get(name)).lower()
-    except PySparkException:
+    except PySparkException as error:
+        if error.getCondition() != UNKNOWN_SETTING:
+            raise
         return None
 
 

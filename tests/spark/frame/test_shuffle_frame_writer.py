@@ -462,6 +462,34 @@ def test_unknown_modes_and_codecs_are_refused(
     assert names(tmp_path) == []
 
 
+WRONG_SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "a mode": lambda df: df.write.mode("bogus"),
+    "a number of buckets": lambda df: df.write.bucketBy("x", "k"),
+    "a bucket's column": lambda df: df.write.bucketBy(2, 3),
+    "columns to sort by": lambda df: df.write.bucketBy(2, "k").sortBy(["k"], "id"),
+    "no columns to sort by": lambda df: df.write.bucketBy(2, "k").sortBy(3),
+}
+
+
+@pytest.mark.parametrize("setting", WRONG_SETTINGS.values(), ids=WRONG_SETTINGS.keys())
+def test_a_wrong_setting_is_refused_at_once(
+    frame: ShuffleFrame, numbers: DataFrame, setting: Callable[[Any], Any]
+) -> None:
+    assert_same_error(setting, frame, numbers)
+
+
+def test_settings_are_those_of_the_call(
+    spark: SparkSession, frame: ShuffleFrame, numbers: DataFrame, tmp_path: Path
+) -> None:
+    for name, rows in (("ours", frame), ("plain", numbers)):
+        columns = ["k"]
+        writer = rows.write.partitionBy(columns)
+        columns.append("id")
+        writer.parquet(str(tmp_path / name))
+    assert names(tmp_path / "ours") == names(tmp_path / "plain")
+    assert spark.read.parquet(str(tmp_path / "ours")).count() == numbers.count()
+
+
 WRITTEN_BY_SPARK: dict[str, Callable[[Any, str], None]] = {
     "an option": lambda df, path: df.write.option("maxRecordsPerFile", 5).parquet(path),
     "options": lambda df, path: df.write.options(maxRecordsPerFile=5).format("parquet").save(path),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from oracle import confs
 from pyspark import cloudpickle
-from pyspark.errors import PythonException
+from pyspark.errors import PySparkException, PythonException
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
@@ -86,6 +86,36 @@ def test_the_plain_session_stays_plain(job: SparkSession) -> None:
     plain = SparkSession.builder.getOrCreate()
     assert not isinstance(plain.range(3), ShuffleFrame)
     assert job.conf.get("spark.sql.shuffle.partitions") == plain.conf.get("spark.sql.shuffle.partitions")
+
+
+def of_wrong_rows(session: SparkSession) -> None:
+    with pytest.raises(PySparkException):
+        session.createDataFrame([(1, "a")], "n int")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda session: session.createDataFrame([(1, "a")], ["n", "s"]),
+        lambda session: session.createDataFrame(pd.DataFrame({"n": [1]})),
+        lambda session: session.sparkContext.parallelize([(1,)]).toDF(["n"]),
+        of_wrong_rows,
+    ],
+    ids=["rows", "pandas", "rdd", "wrong rows"],
+)
+def test_the_active_session_is_pysparks_own(spark: SparkSession, make: Callable[[SparkSession], Any]) -> None:
+    make(sortshuffle.session(spark))  # a new one, because `RDD.toDF` uses the session that is made last
+    assert SparkSession.getActiveSession() is spark
+    assert SparkSession.active() is spark
+
+
+def test_a_new_session_that_makes_rows_is_active(job: SparkSession) -> None:
+    java: Any = job.newSession()
+    assert isinstance(java.createDataFrame([(1,)]), ShuffleFrame)
+    active: Any = SparkSession.getActiveSession()
+    job.createDataFrame([(1,)])
+    assert type(active) is SparkSession
+    assert active._jsparkSession.equals(java._jsparkSession)
 
 
 def test_a_session_of_a_session_is_of_the_same_plain_one(job: SparkSession, spark: SparkSession) -> None:
@@ -449,6 +479,44 @@ def test_functions_whose_logs_spark_keeps_are_left_to_spark(job: SparkSession, s
             assert [tuple(row) for row in logs.collect()] == [("1 rows", "logging_group")] * 2
         finally:
             java._jsparkSession.cleanupPythonWorkerLogs()
+
+
+def test_a_barrier_stage_runs_after_an_exchange_of_sparks(job: SparkSession) -> None:
+    """As docs/spark.md advises, where another exchange of the same rows is in the way."""
+    rows = job.range(9).mapInPandas(same, "id long")
+    groups = rows.groupBy("id").applyInPandas(with_size, "id long, n long")
+    moved = rows.toDF().repartition(2).mapInPandas(same, "id long", barrier=True)
+    assert sorted(row.id for row in moved.collect()) == list(range(9))
+    assert groups.count() == 9
+
+
+PROFILER = "spark.sql.pyspark.udf.profiler"
+
+
+def profiled(session: Any) -> list[bool]:
+    """Whether Spark's profiler has seen the user's function, on partitions and on groups."""
+    maps = session.range(2).mapInPandas(same, "id long")
+    groups = session.range(2).groupBy("id").applyInPandas(with_size, "id long, n long")
+    seen = []
+    for frame, function in ((maps, same), (groups, with_size)):
+        session.profile.clear()
+        assert frame.count() == 2
+        results = session._profiler_collector._perf_profile_results.values()
+        seen.append(function.__name__ in {name for each in results for _, _, name in each.stats})
+    return seen
+
+
+def test_functions_that_spark_profiles_are_left_to_spark(job: SparkSession, spark: SparkSession) -> None:
+    with confs(spark, {PROFILER: "PERF"}):
+        assert sides(job.range(2).mapInPandas(same, "id long")) == []
+    with confs(spark, {PROFILER: "memory"}):
+        frame: Any = job.range(2).mapInPandas(same, "id long")
+        assert not frame._is_in_python
+    with confs(spark, {PROFILER: "perf"}):
+        assert profiled(job) == profiled(spark) == [True, True]
+    spark.profile.clear()
+    own: Any = job.range(2).mapInPandas(same, "id long")
+    assert own._is_in_python
 
 
 # ---- the rest of PySpark ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from oracle import confs, counter_of_rows, error_of
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 import sortshuffle
 from sortshuffle.errors import UnsupportedError
@@ -81,6 +82,31 @@ def test_an_observation_behind_a_name_arrives(job: SparkSession, by: str) -> Non
     with confs(job, {"spark.sql.shuffle.partitions": "2"}):
         assert named.groupBy("id").applyInPandas(first_rows, "id long").count() == 9
     assert observation.get == {"rows": 9}
+
+
+def test_an_observation_in_a_plan_whose_text_is_cut_arrives(job: SparkSession) -> None:
+    observation = Observation()
+    rows = job.range(9).observe(observation, sf.count("*").alias("rows"))
+    for number in range(20):
+        rows = rows.withColumn(f"c{number}", sf.col("id") + number)
+    with confs(job, {"spark.sql.maxPlanStringLength": "200"}):
+        groups: Any = rows.groupBy("id").applyInPandas(first_rows, rows.schema)
+    assert not groups._is_in_python
+    assert groups.count() == 9
+    assert observation.get == {"rows": 9}
+
+
+def test_an_observation_in_a_subquery_is_found(job: SparkSession) -> None:
+    observed = job.range(9).observe(Observation(), sf.count("*").alias("rows"))
+    rows = job.range(9).where(sf.col("id") < observed.agg(sf.max("id")).scalar())
+    groups: Any = rows.groupBy("id").applyInPandas(first_rows, "id long")
+    assert not groups._is_in_python
+
+
+def test_a_column_that_is_named_like_an_observation_is_none(job: SparkSession) -> None:
+    rows = job.range(9).withColumn("CollectMetrics", sf.lit(1))
+    groups: Any = rows.groupBy("id").applyInPandas(first_rows, rows.schema)
+    assert groups._is_in_python
 
 
 def test_a_class_of_a_library_is_derived_from_dataframe(job: SparkSession) -> None:
@@ -159,3 +185,88 @@ def test_a_type_that_python_does_not_know_is_left_to_spark(
         for session in (job, spark)
     ]
     assert calls[0] == calls[1]
+
+
+def with_weight(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield frame.assign(w=frame["id"] / 2)
+
+
+def group_with_weight(group: pd.DataFrame) -> pd.DataFrame:
+    return group.assign(w=group["id"] / 2)
+
+
+def pair_with_weight(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
+    return group_with_weight(left)
+
+
+def null_for_one(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield frame.assign(v=frame["id"].where(frame["id"] != 1).astype("Int64"))
+
+
+def declared(session: SparkSession, by: str) -> list[Any]:
+    """Rows of a function whose schema grows after the call, and of one with the grown schema."""
+    schema = StructType().add("id", "long")
+    rows = session.range(3)
+    if by == "map":
+        first = rows.mapInPandas(same, schema)
+        second = first.mapInPandas(with_weight, schema.add("w", "double"))
+    elif by == "groups":
+        first = rows.groupBy("id").applyInPandas(same_group, schema)
+        second = first.groupBy("id").applyInPandas(group_with_weight, schema.add("w", "double"))
+    else:
+        both = rows.groupBy("id").cogroup(session.range(3).groupBy("id"))
+        first = both.applyInPandas(lambda left, _: left, schema)
+        both = first.groupBy("id").cogroup(session.range(3).groupBy("id"))
+        second = both.applyInPandas(pair_with_weight, schema.add("w", "double"))
+    return [sorted(first.collect()), first.columns, sorted(second.collect()), second.columns]
+
+
+@pytest.mark.parametrize("by", ["map", "groups", "cogroups"])
+def test_a_declared_schema_is_that_of_the_call(job: SparkSession, spark: SparkSession, by: str) -> None:
+    assert declared(job, by) == declared(spark, by)
+
+
+def after_the_schema_has_grown(session: SparkSession) -> list[Any]:
+    frame = session.range(3).mapInPandas(same, "id long")
+    wider = frame.schema.add("place", "long")
+    numbered = frame.rdd.zipWithIndex().map(lambda pair: (*pair[0], pair[1]))
+    made = session.createDataFrame(numbered, wider)
+    later = frame.filter("id > 0").mapInPandas(same, "id long")
+    return [made.collect(), frame.collect(), frame.distinct().count(), later.collect(), frame.columns]
+
+
+def test_a_schema_that_was_read_can_be_changed(job: SparkSession, spark: SparkSession) -> None:
+    assert after_the_schema_has_grown(job) == after_the_schema_has_grown(spark)
+
+
+def after_nulls_are_denied(session: SparkSession) -> list[Any]:
+    frame = session.range(3).mapInPandas(null_for_one, "id long, v long")
+    frame.schema["v"].nullable = False
+    return [frame.collect(), frame.filter("v is null").collect(), frame.schema is frame.schema]
+
+
+def test_a_schema_that_was_read_says_nothing_of_the_rows(job: SparkSession, spark: SparkSession) -> None:
+    assert after_nulls_are_denied(job) == after_nulls_are_denied(spark)
+
+
+def test_a_remembered_call_that_another_thread_forgets_is_none(job: SparkSession) -> None:
+    moved: Any = job.range(3).repartition(2, "id")
+    call = moved._pending_call
+
+    class Forgetful(type(moved)):  # type: ignore[misc]
+        """A frame as it is if the other thread forgets the call after this one has looked once."""
+
+        _looks = iter([call])
+
+        @property
+        def _pending_call(self) -> Any:
+            return next(self._looks, None)
+
+    vars(moved).pop("_pending_call")
+    moved.__class__ = Forgetful
+    call.made = moved
+    assert moved._by_pending_calls() is None
+    Forgetful._looks = iter([call, call])
+    assert moved._by_pending_calls() is moved

@@ -31,13 +31,14 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 from session_calls import CALLS, Call, numbers, outcome
 from signatures import differing_signatures
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import StateError, UsageError
-from sortshuffle.spark.session.requirements import NO_ROLLBACK, ROLLBACK, is_classic
+from sortshuffle.spark.session.requirements import NO_ROLLBACK, ROLLBACK, is_classic, setting_of
 from sortshuffle.spark.worker_errors import own_error
 
 cloudpickle.register_pickle_by_value(session_calls)
@@ -521,6 +522,17 @@ def a_copy(job: Job) -> tuple[Any, Any]:
 
 
 @case_of_drivers
+def schemas_that_change(job: Job) -> tuple[Any, Any]:
+    """Over Spark Connect, PySpark's own plan would have the changed schema."""
+    schema = StructType().add("id", "long").add("twice", "long")
+    frame = job.g.select("id").mapInArrow(doubled, schema)
+    schema.add("more", "long")
+    frame.schema.add("other", "long")
+    ours = frame.filter(pc.field("id") > 20).drop("nothing").repartition(3, "twice")
+    return rows(ours), rows(job.few.where("id > 20").selectExpr("id", "id * 2 as twice"))
+
+
+@case_of_drivers
 def directories_of_values(job: Job) -> tuple[Any, Any]:
     target = str(job.directory / "by value")
     job.g.repartition(3, "st").select("id", "i").write.partitionBy("i").parquet(target)
@@ -593,6 +605,18 @@ def refusal(job: Job, setting: str, value: str | None) -> str:
         return str(error)
     finally:
         job.spark.conf.set(setting, "false")
+
+
+def settings_of_a_closed_session(spark: Any) -> list[str | None]:
+    """End the session. Return what is said of a setting that Spark does not know before, and of another one
+    then. Spark Connect only."""
+    said = [setting_of(spark, "no.such.setting")]
+    spark.client.release_session()
+    try:
+        said.append(setting_of(spark, "spark.sql.caseSensitive"))
+    except PySparkException as error:
+        said.append(error.getCondition())
+    return said
 
 
 def shown(found: Any, expected: Any) -> list[str]:
@@ -691,6 +715,8 @@ def main(directory: str, kind: str, *only: str) -> None:
         "stages": len(placed.stage_totals()),
         "explained": explained.getvalue(),
     }
+    if kind == "remote":
+        printed["settings"] = settings_of_a_closed_session(spark)
     spark.stop()
     try:
         sortshuffle.session(spark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql import functions as sf
 from sortshuffle.errors import StateError
 from sortshuffle.spark.control_rows import COLUMNS, MARK
 from sortshuffle.spark.session import classic_planner as planner
+from sortshuffle.spark.session.java import java_class
 from sortshuffle.spark.session.planner import number_rows
 
 PARTITIONS = 4
@@ -57,3 +59,30 @@ def test_every_subpartition_has_a_row_of_its_number(spark: SparkSession, tasks: 
     found = numbers.select("subpartition", sf.spark_partition_id(), "output").collect()
     expected = [(s, 0 if tasks == 1 else s, None) for s in range(PARTITIONS)]
     assert sorted(map(tuple, found)) == expected
+
+
+class Interrupted:
+    """The sessions of the JVM. The user interrupts the first call that makes one active, as it returns."""
+
+    def __init__(self, sessions: Any) -> None:
+        self._sessions = sessions
+        self._is_first = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sessions, name)
+
+    def setActiveSession(self, session: Any) -> None:
+        self._sessions.setActiveSession(session)
+        if self._is_first:
+            self._is_first = False
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_leaves_the_users_session_active(spark: SparkSession) -> None:
+    java: Any = spark
+    sessions = java_class(java._jvm, "org.apache.spark.sql.classic.SparkSession")
+    sessions.setActiveSession(java._jsparkSession)
+    other = java._jsparkSession.cloneSession()
+    with pytest.raises(KeyboardInterrupt), planner._active(Interrupted(sessions), other):
+        pass
+    assert sessions.getActiveSession().get().equals(java._jsparkSession)

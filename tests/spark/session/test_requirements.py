@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from job_process import run_job
 from oracle import confs, jobs
+from pyspark import SparkContext
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import SparkSession
 from spark_home import users_environment
 
@@ -22,7 +25,9 @@ from sortshuffle.errors import UsageError
 from sortshuffle.options import MIB, Options
 from sortshuffle.spark.manager.settings import MANAGER
 from sortshuffle.spark.plan.chain import FrameContext
-from sortshuffle.spark.session.requirements import NO_ROLLBACK, UNIX_SOCKETS, check_workers, settings_of
+from sortshuffle.spark.session.requirements import NO_ROLLBACK, check_workers, setting_of, settings_of
+from sortshuffle.spark.session.unix_sockets import DIRECTORY as SOCKET_DIRECTORY
+from sortshuffle.spark.session.unix_sockets import ENABLED as UNIX_SOCKETS
 
 PATIENCE = 180  # seconds; each takes about 10
 
@@ -48,6 +53,20 @@ def found_by(code: str, directory: Path, workers: str = "", environment: dict[st
 # --- configure ------------------------------------------------------------------------------------------
 
 
+ALLOCATOR = "spark.executorEnv.MIMALLOC_PURGE_DELAY"
+
+
+@pytest.fixture
+def no_jvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that has no JVM yet and no settings of Spark."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    for name in ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "JDK_JAVA_OPTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_jvm")
 def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     builder = SparkSession.Builder().config(MANAGER, "off")  # which has tests of its own
@@ -56,9 +75,94 @@ def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.Monkey
     assert builder._options == {
         MANAGER: "off",
         UNIX_SOCKETS: "true",
-        "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000",
+        ALLOCATOR: "3000",
     }
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def configured(**settings: str) -> dict[str, Any]:
+    """The settings of a builder without the manager that had these."""
+    builder = SparkSession.Builder().config(MANAGER, "off").config(map=settings)
+    return dict(sortshuffle.configure(builder)._options)
+
+
+@pytest.mark.usefixtures("no_jvm")
+@pytest.mark.parametrize("by", ["builder", "defaults", "submit"])
+@pytest.mark.parametrize(("name", "value"), [(UNIX_SOCKETS, "false"), (ALLOCATOR, "10")])
+def test_configure_keeps_what_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str, name: str, value: str
+) -> None:
+    if by == "defaults":
+        (tmp_path / "spark-defaults.conf").write_text(f"{name} {value}\n")
+    elif by == "submit":
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf {name}={value} pyspark-shell")
+    ours = {MANAGER: "off", UNIX_SOCKETS: "true", ALLOCATOR: "3000"}
+    if by == "builder":
+        assert configured(**{name: value}) == {**ours, name: value}
+    else:
+        ours.pop(name)
+        assert configured() == ours
+
+
+LONG = "/tmp/" + "x" * 59  # a byte more than leaves room for the name of a socket
+ROOM = LONG[:-1]
+
+
+@pytest.mark.usefixtures("no_jvm")
+@pytest.mark.parametrize(
+    ("settings", "variables", "takes_sockets"),
+    [
+        ({"spark.driver.extraJavaOptions": f"-Xss4m -Djava.io.tmpdir={LONG} -ea"}, {}, False),
+        ({"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={LONG}"}, {}, False),
+        ({"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={ROOM}"}, {}, True),
+        ({}, {"JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={LONG}"}, False),
+        ({}, {"JDK_JAVA_OPTIONS": f"'-Djava.io.tmpdir={LONG}'"}, False),
+        ({}, {"JDK_JAVA_OPTIONS": f"'-Djava.io.tmpdir={ROOM}'"}, True),
+        ({}, {"TMPDIR": LONG}, True),
+        (
+            {},
+            {"PYSPARK_SUBMIT_ARGS": f"--driver-java-options -Djava.io.tmpdir={LONG} pyspark-shell"},
+            False,
+        ),
+        ({SOCKET_DIRECTORY: "/s"}, {"JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={LONG}"}, True),
+        ({SOCKET_DIRECTORY: LONG}, {}, False),
+        ({"spark.master": "yarn"}, {}, False),
+        ({}, {"PYSPARK_SUBMIT_ARGS": "--master yarn --name n pyspark-shell"}, False),
+        ({"spark.master": "local[2]"}, {"PYSPARK_SUBMIT_ARGS": "--master=yarn pyspark-shell"}, True),
+        ({"spark.master": "yarn", SOCKET_DIRECTORY: "/s"}, {}, True),
+        ({"spark.master": "k8s://https://host"}, {}, True),
+    ],
+)
+def test_configure_leaves_sockets_off_whose_paths_are_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    variables: dict[str, str],
+    takes_sockets: bool,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (UNIX_SOCKETS in configured(**settings)) == takes_sockets
+
+
+@pytest.mark.parametrize("length", [63, 64])
+def test_a_configured_session_runs_whatever_the_length_of_its_temporary_directory(
+    tmp_path: Path, length: int
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as short:
+        directory = Path(short, "x" * (length - len(short) - 1))
+        directory.mkdir()
+        code = f"""
+import sortshuffle
+from pyspark.sql import SparkSession
+os.environ["PYSPARK_SUBMIT_ARGS"] = "pyspark-shell"
+os.environ["JDK_JAVA_OPTIONS"] = "-Djava.io.tmpdir={directory}"
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = sortshuffle.configure(builder.config("spark.sortshuffle.manager", "off")).getOrCreate()
+rows = sortshuffle.frame(spark.range(7)).repartition(2).count()
+found = [spark.conf.get("spark.python.unix.domain.socket.enabled", "false"), rows]
+"""
+        found = found_by(code, tmp_path, sys.executable, users_environment())
+    assert found == ["true" if length == 63 else "false", 7]
 
 
 def test_configure_sets_for_spark_connect_what_shuffles_need_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +296,14 @@ def test_workers_are_asked_once(spark: SparkSession) -> None:
 def test_files_that_are_not_encrypted_have_no_key(spark: SparkSession) -> None:
     with pytest.raises(UsageError, match=r"spark\.io\.encryption\.enabled is not true"):
         sortshuffle.files_key(spark)
+
+
+def test_a_setting_is_none_only_if_spark_does_not_know_it(spark: SparkSession) -> None:
+    assert setting_of(spark, "no.such.setting") is None
+    assert setting_of(spark, "spark.sql.caseSensitive") == "false"
+    wrong: Any = 3
+    with pytest.raises(PySparkTypeError):
+        setting_of(spark, wrong)
 
 
 def test_the_sparkcontext_says_whether_files_are_encrypted_and_no_session(spark: SparkSession) -> None:
