@@ -34,7 +34,7 @@ def make_producer_run_again(
     ``own_directories``: local directories of the executor that this process works for, or those above them.
     They are searched if no home names the map output's owner: it is on storage that every host sees, or its
     home is gone or cannot be read. Attempt numbers are unique in an application.
-    ``roots``: directories besides these and its own in which the map output's executor may have homes.
+    ``roots``: more directories in which the map output's executor may have homes.
     """
     if file.attempt is None:
         return
@@ -43,7 +43,7 @@ def make_producer_run_again(
     if owner is not None and owner.outlived:
         _keep_from_adoption(file, on_error)
     directories = own_directories if owner is None else owner.local_directories
-    for each in _homes_of_one_owner(home, (*directories, *roots)):
+    for each in _homes_of_one_owner(home, owner, directories, roots):
         _touch_all(each, file.attempt, on_error)
     remove_control_files(directories, file.attempt, on_error)
 
@@ -67,12 +67,19 @@ def _owner_of(home: str, on_error: OnError) -> Owner | None:
         return None
 
 
-def _homes_of_one_owner(home: str, roots: Iterable[str]) -> set[str]:
-    """Return where the owner of a home may have homes, all of one name: in each local directory, or above, if
-    Spark's shuffle files outlive their executor (`homes.directories`)."""
+def _homes_of_one_owner(
+    home: str, owner: Owner | None, directories: Iterable[str], roots: Iterable[str]
+) -> set[str]:
+    """Return where the owner of a home may have homes, all of one name: in the roots, and in each local
+    directory, or above if Spark's shuffle files outlive their executor (`homes.directories`). Other users may
+    have directories of that name above, so nobody looks there without need."""
+    places = {*roots}
+    if owner is None or not owner.served_by_spark:
+        places.update(directories)
+    if owner is None or owner.served_by_spark:
+        places.update(map(os.path.dirname, directories))
     below = os.path.join(*home.split(os.sep)[-3:])
-    homes = {os.path.join(place, below) for each in roots for place in (each, os.path.dirname(each))}
-    return {home, *homes}
+    return {home, *(os.path.join(each, below) for each in places)}
 
 
 def _touch_all(home: str, attempt: int, on_error: OnError) -> None:

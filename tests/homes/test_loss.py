@@ -117,7 +117,8 @@ def test_outputs_of_the_attempt_in_other_homes_of_its_executor_are_not_dropped_a
         "Spark's service": (blocks.parent, second.parent),
     }[where]
     local = (str(blocks), str(second))
-    owner = Owner("app", "host", "", 1, 1, local, 600.0, False)
+    is_sparks = where == "Spark's service"
+    owner = Owner("app", "host", "", 1, 1, local, 600.0, False, served_by_spark=is_sparks)
     homes = [root / "sortshuffle" / "app" / owner.home_name for root in roots]
     for made in homes:
         made.mkdir(parents=True)
@@ -134,6 +135,30 @@ def test_outputs_of_the_attempt_in_other_homes_of_its_executor_are_not_dropped_a
     listings.look(str(homes[1]), local)
     now = MISSING
     assert list(dropped_outputs(str(homes[1]), owner, time.time(), listings)) == []
+
+
+@pytest.mark.parametrize("is_sparks", [False, True], ids=["Spark's directories", "Spark's service"])
+def test_what_lies_where_the_owner_has_no_homes_is_no_concern(
+    tmp_path: Path, blocks: Path, monkeypatch: pytest.MonkeyPatch, is_sparks: bool
+) -> None:
+    """Above Spark's directory there may be another user's, which may not be listed."""
+    foreign = str((blocks if is_sparks else tmp_path) / "sortshuffle")
+    made = home(tmp_path / "disk", blocks)
+    owner = Owner.read(str(made))
+    assert owner is not None
+    replace(owner, served_by_spark=is_sparks).write(str(made))
+    listdir = calls.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path.startswith(foreign):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listdir(path)
+
+    monkeypatch.setattr(calls, "listdir", refuse)
+    errors: list[OSError] = []
+    make_producer_run_again(write_pair(made, Pair(2), 204), on_error=errors.append)
+    assert errors == []
+    assert control_files(blocks) == LEFT
 
 
 @pytest.mark.parametrize("broken", ["blocks-2/0c", "blocks-2", "sortshuffle/app/host-2"])

@@ -86,7 +86,9 @@ class RemoteReader(ExtentReader):
             try:
                 return super().checked(memory, extent)
             except _Suspect as suspect:
-                self._expect_sound(suspect.error, extent)
+                error = suspect.error
+            # not in the handler: what else goes wrong here must not have the suspicion as its context
+            self._expect_sound(error, extent)
             memory = self._fetch_alone(extent)
         try:
             return super().checked(memory, extent)
@@ -107,7 +109,9 @@ class RemoteReader(ExtentReader):
             except _Suspect as suspect:
                 if attempt == MOST_ATTEMPTS:
                     raise self._transit_error(suspect.error) from None
-                self._expect_sound(suspect.error, extent)
+                error = suspect.error
+            self._expect_sound(error, extent)  # not in the handler, as above
+            del error  # it keeps the part that was read
             self._release(self._parts)
             self._parts = None
 
@@ -248,9 +252,9 @@ class RemoteReader(ExtentReader):
         )
         if verdict is Verdict.MISSING:
             what = f"the map output is gone, says the shuffle service of {file.host}"
-            raise MissingDataError(self.place(extent.offset, extent), what) from None
+            raise MissingDataError(self.place(extent.offset, extent), what)
         if verdict is Verdict.DAMAGED:
-            raise self._with_reason(error, f"the shuffle service of {file.host} reads the same") from None
+            raise self._with_reason(error, f"the shuffle service of {file.host} reads the same")
 
     def _transit_error(self, error: CorruptDataError) -> CorruptDataError:
         host = self._file.host

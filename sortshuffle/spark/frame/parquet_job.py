@@ -122,10 +122,12 @@ class ParquetJob:
             names = self._run(self._closing(attempts, job))
             for name in names:
                 calls.rename(os.path.join(attempts, name), os.path.join(whole, name))
-            _commit(whole, self.target, names, replaced=f"{staging}.replaced", how=self.how)
+            try:
+                _commit(whole, self.target, names, replaced=f"{staging}.replaced", how=self.how)
+            finally:  # an interrupt may come when the commit is done
+                _refresh(self.chain.context.spark, self.target)
         finally:
             _discard(staging)
-        _refresh(self.chain.context.spark, self.target)
 
     def _closing(self, directory: str, job: str) -> WriteParquet:
         version = str(self.chain.context.spark.version)
@@ -163,19 +165,29 @@ def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, how
         return
     if how != "overwrite":
         raise UsageError(f"{target} exists: somebody else has written it meanwhile")
-    _replace(whole, target, replaced)
+    _replace(whole, target, replaced, names[0])
 
 
-def _replace(whole: str, target: str, replaced: str) -> None:
+def _replace(whole: str, target: str, replaced: str, name: str) -> None:
+    """Put the directory ``whole`` in the target's place, and delete what was there. ``name``: of a file in
+    ``whole``. No other job writes a file of that name."""
+    is_done = False
     try:
         calls.rename(target, replaced)
         calls.rename(whole, target)
-    finally:  # look, because an interrupt may come when a rename is done
-        if calls.exists(replaced):
-            if not calls.exists(target):
-                calls.rename(replaced, target)
-            elif not calls.exists(whole):
+        is_done = True
+        _delete(replaced)
+    except BaseException as error:
+        # an interrupt may come when a rename is done, so look
+        is_done = is_done or calls.exists(os.path.join(target, name))
+        with suppress(OSError):
+            if is_done:
                 _delete(replaced)
+            elif not calls.exists(target):
+                calls.rename(replaced, target)
+        if calls.exists(replaced):
+            _add_note(error, f"The old files of {target}, or what is left of them, are in {replaced}")
+        raise
 
 
 def _delete(path: str) -> None:
@@ -198,11 +210,31 @@ def _move_into(whole: str, target: str, names: Sequence[str]) -> None:
     try:
         for name in names:
             calls.rename(os.path.join(whole, name), os.path.join(target, name))
-    except BaseException:  # an interrupt may come when a rename is done, so remove all names
-        for name in new:
-            with suppress(FileNotFoundError):
-                calls.unlink(os.path.join(target, name))
+    except BaseException as error:
+        # an interrupt may come when a rename is done, so look. If a file was not moved, one of that
+        # name in the target is another writer's
+        moved = [name for name in new if not calls.exists(os.path.join(whole, name))]
+        left = [name for name in moved if not _is_removed(os.path.join(target, name))]
+        if left:
+            _add_note(error, f"These new files could not be removed from {target}: {', '.join(left)}")
         raise
+
+
+def _is_removed(path: str) -> bool:
+    """Remove a file. Return whether it is gone."""
+    try:
+        calls.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    add_note = getattr(error, "add_note", None)  # since Python 3.11
+    if add_note is not None:
+        add_note(note)
 
 
 def _local(spark: Any, path: str) -> str:

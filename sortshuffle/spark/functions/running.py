@@ -98,10 +98,12 @@ def iterate(
     source = _Input(items)
     try:
         yield from _results(function, before, source, kind, declared, any_iterable)
+        return
     except Exception as error:
         if source.failure is None or source.failure is error:
             raise
-        raise source.failure  # noqa: B904  its own cause must stay: the worker looks at it
+        failure = source.failure
+    raise failure  # not in the handler, so that it keeps its own cause and context: the worker looks at them
 
 
 def _results(

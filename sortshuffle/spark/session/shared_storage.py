@@ -16,12 +16,16 @@ A forked process has a directory of its own. When it exits, it leaves the contex
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import multiprocessing.util
 import os
 import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyspark import SparkContext
@@ -67,13 +71,13 @@ class _End:
     def __init__(self, context: SparkContext, application: str, directory: str) -> None:
         self._application = application
         self._process = os.getpid()
-        self._has_parents_context = any(name == application for name, _ in _ends)
+        self._has_parents_context = not _is_made_here(context)
         self._directory = directory  # its name, below each URL
         self._kept: dict[str, bool] = {}  # by URL
         self._stop_context = context.stop
         own: Any = context
         own.stop = self.stop  # Spark's Python has no listener for a context that stops
-        atexit.register(self._exit)
+        self._forget_exit = _at_exit(self._exit)
 
     def note(self, url: str, keep: bool) -> None:
         self._kept[url] = keep or self._kept.get(url, False)
@@ -99,7 +103,7 @@ class _End:
         return self._process == os.getpid()
 
     def _remove_all(self) -> None:
-        atexit.unregister(self._exit)
+        self._forget_exit()
         _ends.pop((self._application, self._process), None)
         urls = [url for url, keep in self._kept.items() if not keep]
         self._kept.clear()
@@ -135,3 +139,22 @@ class _End:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _is_made_here(context: Any) -> bool:
+    """Whether this process made the context, and was not forked from the one that did. The context has a
+    server for accumulators, whose thread does not outlive a fork."""
+    server = getattr(context, "_accumulatorServer", None)
+    if server is None:
+        return True
+    targets = (getattr(thread, "_target", None) for thread in threading.enumerate())
+    return server.serve_forever in targets
+
+
+def _at_exit(function: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called when this process exits. Return a function that undoes that."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(function)
+        return partial(atexit.unregister, function)
+    # a process of multiprocessing may end without calling what `atexit` knows
+    return multiprocessing.util.Finalize(None, function, exitpriority=0).cancel

@@ -20,7 +20,7 @@ from typing import Any
 
 from pyspark import TaskContext
 
-from sortshuffle.errors import DataLossError, SortShuffleError
+from sortshuffle.errors import DataLossError, ServiceUnavailableError, SortShuffleError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import WriterInfo
@@ -223,22 +223,24 @@ def report_loss_to_spark(
 ) -> None:
     """If a task's error means that a map output is lost, make Spark rerun its producer, or its adopter. The
     error may be a user's that wraps one of this package. ``directories``: of `Options`."""
-    own = _own_error_in(error)
-    if own is None:
+    loss = _loss_in(error)
+    if loss is None:
         return
-    if isinstance(own, DataLossError):
-        make_spark_rerun(own, served_by_spark, directories)
-    reach.rerun_adopters(own)
+    if isinstance(loss, DataLossError):
+        make_spark_rerun(loss, served_by_spark, directories)
+    reach.rerun_adopters(loss)
 
 
-def _own_error_in(error: BaseException) -> SortShuffleError | None:
-    """Return the nearest error of this package among ``error`` and its causes, None if there is none. What an
-    error of this package wraps does not count: an `AuthenticationError` does not say that a service is gone.
-    """
+def _loss_in(error: BaseException) -> DataLossError | ServiceUnavailableError | None:
+    """Return the nearest loss among ``error`` and its causes, None if there is none. The causes of other
+    errors of this package do not count: an `AuthenticationError` does not say that a service is gone. Nor do
+    those of an interrupt or a lack of memory, which may come while it is open whether something is lost."""
     found, seen = [error], {id(error)}
     for each in found:  # grows by the causes of each
-        if isinstance(each, SortShuffleError):
+        if isinstance(each, DataLossError | ServiceUnavailableError):
             return each
+        if not isinstance(each, Exception) or isinstance(each, SortShuffleError | MemoryError):
+            continue
         # the context, too: a user may raise the error from another one, or from None
         for cause in (each.__cause__, each.__context__):
             if cause is not None and id(cause) not in seen:

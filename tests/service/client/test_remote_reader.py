@@ -36,7 +36,7 @@ from sortshuffle.errors import (
     StateError,
 )
 from sortshuffle.service.client import backoff
-from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_channel import ClientChannel
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
@@ -668,6 +668,26 @@ def test_damage_that_the_service_finds_too_is_an_error_with_its_place(
     assert place.offset == output.extents[1].offset
     assert place.writer == str(read_index(output.file).writer)
     assert len(service.reports) == 1
+
+
+@BOTH_WAYS
+def test_what_goes_wrong_before_the_service_has_said_so_is_no_sign_of_damage(
+    output: Output, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_short(*_: object) -> Verdict:
+        raise MemoryError
+
+    monkeypatch.setattr(ServiceClient, "report_damage", run_short)
+    service = HonestService([output.file])
+    service.change = _change_of_size(output.extents[1].bytes, 1000)
+    with (
+        ScriptedServer(service) as server,
+        clients_of() as clients,
+        pytest.raises(MemoryError) as caught,
+    ):
+        read(output.channel(clients, server.address))
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
 
 
 def test_parts_that_were_delivered_are_not_delivered_again(tmp_path: Path) -> None:

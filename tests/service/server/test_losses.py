@@ -20,6 +20,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.service.server import losses
 from sortshuffle.service.server.losses import Losses
 from sortshuffle.service.wire.protocol import DamageReport, MapOutputAddress, Verdict
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
 
 
@@ -168,6 +169,22 @@ def test_a_loss_is_told_where_another_executor_has_a_map_output_of_that_name(
     file.delete()
     Losses(shelf.catalog).report(replace(output, file_id=OTHER_ID))
     assert [control.exists() for control in controls] == [True, False]
+
+
+def test_outputs_of_the_attempt_on_other_disks_are_not_dropped_at_once(tmp_path: Path, shelf: Shelf) -> None:
+    """Its executor has a home in each of two directories of ``spark.sortshuffle.dir``."""
+    owner = ended_owner([str(tmp_path / "blockmgr")])
+    roots = [tmp_path / name for name in ("one", "two")]
+    disks = [Disk(root, make_home(root, owner.home_name, owner)) for root in roots]
+    lost, output = disks[0].write_random()
+    lost.delete()
+    written, _ = disks[1].write_random()
+    sound = PartitionedFile.named(str(disks[1].home), 4, output.map_index, output.attempt)
+    os.rename(written.data_path, sound.data_path)
+    os.rename(written.index_path, sound.index_path)
+    os.utime(sound.data_path, (0, 0))
+    Losses(shelf.catalog).report(output)
+    assert os.stat(sound.data_path).st_mtime > 0
 
 
 def test_reports_are_judged_extent_by_extent(disk: Disk, shelf: Shelf) -> None:

@@ -303,6 +303,26 @@ def test_errors_of_the_input_stay_themselves_when_the_user_wraps_them(
     assert error.__cause__ is cause
 
 
+@pytest.mark.parametrize("adaptor", [MapInArrow, MapInPandas])
+@pytest.mark.parametrize("function", [wrapping, wrapping_call])
+def test_errors_of_the_input_keep_what_was_handled_when_they_were_raised(
+    spark: SparkSession, adaptor: Any, function: Any
+) -> None:
+    """They may be those of a function before, and the worker looks for a loss among what they hide."""
+    loss = corrupt()
+
+    def function_before() -> Iterator[pa.RecordBatch]:
+        yield batch(k=[1])
+        try:
+            raise loss
+        except CorruptDataError:
+            raise KeyError("by the user before") from None
+
+    with pytest.raises(KeyError, match="by the user before") as caught:
+        list(in_worker(adaptor.of(function, "k long", CONF))(function_before()))
+    assert caught.value.__context__ is loss
+
+
 def test_our_own_errors_keep_their_traceback(spark: SparkSession) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         list(in_worker(MapInArrow.of(passing_map, "k int", CONF))(iter([batch(k=[1])])))

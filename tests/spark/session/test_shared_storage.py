@@ -155,9 +155,12 @@ spark.stop()
 print(json.dumps({"rows": rows, "left": files(url), "kept": len(files(kept))}))
 """
 FORK = """
+from sortshuffle.spark.session.shared_storage import _is_made_here
 before = files(url)
+assert _is_made_here(spark.sparkContext)
 child = os.fork()
 if not child:
+    assert not _is_made_here(spark.sparkContext)
     sys.exit()
 assert os.waitpid(child, 0)[1] == 0
 assert files(url) == before
@@ -318,28 +321,46 @@ def test_drivers_of_one_application_id_share_no_directory(tmp_path: Path) -> Non
 
 
 FORKED = """
-import os, sys
+import multiprocessing, os, socketserver, sys, threading
 from types import SimpleNamespace
 from sortshuffle.options import Options
 from sortshuffle.spark.session import shared_storage
 
-directory, does, ends = sys.argv[1:]
+directory, kind, first, does, ends = sys.argv[1:]
 
 def use():
     used = shared_storage.note_use(context, Options(directories=(f"file://{directory}",)), "app")
     os.makedirs(used.storage_url.removeprefix("file://"))
 
-context = SimpleNamespace(_jsc=object(), stop=lambda: print("stopped", flush=True))
-use()
-child = os.fork()
-if not child:
+def child():
     if does == "uses":
+        before = len(os.listdir(directory))
         use()
-        assert len(os.listdir(directory)) == 2
+        assert len(os.listdir(directory)) == before + 1
     if ends == "stops":
         context.stop()
-    sys.exit()
-assert os.waitpid(child, 0)[1] == 0
+
+# as a SparkContext has one
+server = socketserver.TCPServer(("localhost", 0), socketserver.BaseRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+context = SimpleNamespace(
+    _jsc=object(), _accumulatorServer=server, stop=lambda: print("stopped", flush=True)
+)
+if first == "parent":
+    use()
+if kind == "multiprocessing":
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+else:
+    number = os.fork()
+    if not number:
+        child()
+        sys.exit()
+    assert os.waitpid(number, 0)[1] == 0
+if first == "child":
+    use()
 print(len(os.listdir(directory)), flush=True)
 context.stop()
 print(len(os.listdir(directory)))
@@ -348,11 +369,13 @@ print(len(os.listdir(directory)))
 
 @pytest.mark.parametrize("ends", ["stops", "exits"])
 @pytest.mark.parametrize("does", ["uses", "idles"])
+@pytest.mark.parametrize("first", ["parent", "child"])
+@pytest.mark.parametrize("kind", ["os.fork", "multiprocessing"])
 def test_a_forked_process_removes_only_its_own_and_stops_only_if_told(
-    tmp_path: Path, does: str, ends: str
+    tmp_path: Path, kind: str, first: str, does: str, ends: str
 ) -> None:
     by_child = ["stopped"] if ends == "stops" else []
-    assert printed(FORKED, str(tmp_path), does, ends) == [*by_child, "1", "stopped", "0"]
+    assert printed(FORKED, str(tmp_path), kind, first, does, ends) == [*by_child, "1", "stopped", "0"]
 
 
 def test_a_session_that_stops_leaves_what_is_to_be_kept(stopped: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,14 +18,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.errors import MissingDataError, Place
+from sortshuffle.errors import (
+    AuthenticationError,
+    MissingDataError,
+    Place,
+    ServiceUnavailableError,
+    UsageError,
+)
 from sortshuffle.homes.owner import Owner
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, Options
 from sortshuffle.spark.control_rows import LocalReach
 from sortshuffle.spark.worker.reports import NullReporter
-from sortshuffle.spark.worker.task import Task, report_loss_to_spark, running
+from sortshuffle.spark.worker.task import Task, _loss_in, report_loss_to_spark, running
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -101,6 +107,52 @@ def test_causes_that_go_in_a_circle_end() -> None:
     error, other = LookupError(), KeyError()
     error.__cause__, other.__cause__ = other, error
     report_loss_to_spark(error, LocalReach(), served_by_spark=False)
+
+
+LOSS = MissingDataError(Place("/home/exchange-3-map-17-attempt-204.data"), "as told")
+
+
+def raised_while_handling(first: Exception, raise_next: Callable[[], NoReturn]) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        try:
+            raise first
+        except Exception:
+            raise_next()
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_interrupt_or_a_lack_of_memory_says_nothing_about_what_was_handled(
+    kind: type[BaseException], is_wrapped: bool
+) -> None:
+    def raise_next() -> NoReturn:
+        raise kind
+
+    error = raised_while_handling(LOSS, raise_next)
+    if is_wrapped:
+        wrapping = LookupError("by the user")
+        wrapping.__cause__ = error
+        error = wrapping
+    assert _loss_in(error) is None
+
+
+def test_another_error_of_this_package_does_not_hide_a_loss_beside_it() -> None:
+    def raise_next() -> NoReturn:
+        raise LookupError("by the user") from UsageError("of the user")
+
+    assert _loss_in(raised_while_handling(LOSS, raise_next)) is LOSS
+
+
+def test_what_another_error_of_this_package_was_raised_from_is_no_loss() -> None:
+    def raise_next() -> NoReturn:
+        raise AuthenticationError("another secret")
+
+    error = raised_while_handling(ServiceUnavailableError("silent"), raise_next)
+    assert _loss_in(error) is None
+    wrapping = LookupError("by the user")
+    wrapping.__context__ = error
+    assert _loss_in(wrapping) is None
 
 
 def test_a_task_gives_the_grace_time_to_other_outputs_of_the_attempt_on_all_its_disks(tmp_path: Path) -> None:
