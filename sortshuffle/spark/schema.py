@@ -91,13 +91,20 @@ def parse_schema(schema: st.StructType | str) -> st.StructType:
         raise UsageError(
             f"a schema must be a StructType or a DDL string such as 'k long, v double', not {schema!r}"
         )
-    parsed = _from_ddl(schema) if isinstance(schema, str) else copy.deepcopy(schema)
+    parsed = _from_ddl(schema) if isinstance(schema, str) else copy_of(schema)
     if not isinstance(parsed, st.StructType):
         raise UsageError(
             f"the schema {schema!r} is the single type {parsed.simpleString()}: a schema names its columns,"
             f" such as 'value {parsed.simpleString()}'"
         )
     return parsed
+
+
+def copy_of(schema: st.StructType) -> st.StructType:
+    """Return a copy, whose types are those of ``schema`` where PySpark has one object of a type: users may
+    compare types with ``is``."""
+    singletons = {id(each): each for each in st.DataTypeSingleton._instances.values()}
+    return copy.deepcopy(schema, singletons)
 
 
 def _from_ddl(ddl: str) -> st.DataType:

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sortshuffle.errors import SchemaMismatchError, UnsupportedError, UsageError
 from sortshuffle.spark import conforming
 from sortshuffle.spark.conforming import conform
-from sortshuffle.spark.schema import from_arrow, parse_schema, to_arrow, with_large_types
+from sortshuffle.spark.schema import copy_of, from_arrow, parse_schema, to_arrow, with_large_types
 
 ZONE = "America/New_York"
 
@@ -67,6 +67,18 @@ def test_a_struct_type_is_taken_as_it_is_now(spark: SparkSession) -> None:
     schema["k"].nullable = True
     schema["x"].dataType.add("z", "long")
     assert parsed.json() == before
+
+
+def test_a_copy_has_the_types_of_which_pyspark_has_one_object() -> None:
+    schema = st.StructType().add("k", "long").add("a", st.ArrayType(st.DateType())).add("s", "string")
+    copied = copy_of(schema)
+    assert copied == schema
+    assert copied is not schema
+    assert copied["k"] is not schema["k"]
+    assert copied["k"].dataType is st.LongType()
+    array = copied["a"].dataType
+    assert isinstance(array, st.ArrayType)
+    assert array.elementType is st.DateType()
 
 
 @pytest.mark.parametrize(

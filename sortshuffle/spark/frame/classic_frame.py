@@ -170,7 +170,7 @@ class ClassicFrame(ShuffleFrame, classic.DataFrame):
         return self._shadow.dataframe().metadataColumn(colName)
 
     def __getattr__(self, name: str) -> Column:
-        if self._is_in_python and name in self.columns:
+        if self._is_in_python and name in self._own_schema.names:
             column: Column = self._shadow.dataframe()[name]  # as an attribute, PySpark would read the schema
             return column
         return super().__getattr__(name)

@@ -27,6 +27,7 @@ from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 from sortshuffle.spark.frame.two_sided import TwoSidedFrame
 from sortshuffle.spark.operators.expressions import column_name, references, resolve
 from sortshuffle.spark.operators.twin import empty_twin
+from sortshuffle.spark.schema import copy_of
 from sortshuffle.spark.session.requirements import plain_session
 
 # Methods of PySpark that read the rows: those that Python makes
@@ -101,7 +102,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
 
     def _resolve_all(self, columns: Sequence[Column], case_sensitive: bool) -> None:
         """Raise `ColumnError` unless this frame has columns of these names."""
-        schema = self.schema
+        schema = self._schema
         for column in columns:
             resolve(column_name(column), schema, case_sensitive)
 
@@ -136,7 +137,7 @@ class ConnectFrame(ShuffleFrame, connect.DataFrame):
     @property
     def schema(self) -> StructType:
         """Spark's schema of the rows. As in PySpark's Connect, it is another copy each time."""
-        return copy.deepcopy(self._own_schema) if self._is_in_python else super().schema
+        return copy_of(self._own_schema) if self._is_in_python else super().schema
 
     @property
     def _schema(self) -> Any:

@@ -14,7 +14,7 @@ from sortshuffle.errors import OptionError, UnsupportedError, UsageError
 from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.parquet_job import ParquetJob
 from sortshuffle.spark.frame.sides import copied
-from sortshuffle.spark.session.requirements import is_classic
+from sortshuffle.spark.session.requirements import is_classic, require_session
 
 
 @delegating(
@@ -27,7 +27,7 @@ class ShuffleFrameWriter(DataFrameWriter):
     def __init__(self, frame: Any) -> None:
         self._frame = frame
         self._settings: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self._without_rows: DataFrameWriter | None = None  # PySpark's, with the same settings
+        self._of_no_rows: DataFrameWriter | None = None  # PySpark's, with the same settings
 
     def mode(self, saveMode: str | None) -> ShuffleFrameWriter:
         """Choose what to do if the target exists: error (the default), append, overwrite, ignore."""
@@ -102,9 +102,10 @@ class ShuffleFrameWriter(DataFrameWriter):
 
     def _set(self, setting: str, *args: Any, **kwargs: Any) -> ShuffleFrameWriter:
         """Note a setting. PySpark refuses a wrong one now, and reads lists now, which may change later."""
-        if self._without_rows is None:
-            self._without_rows = self._frame._shadow.dataframe().write
-        getattr(self._without_rows, setting)(*args, **kwargs)
+        if self._of_no_rows is None:
+            # of other rows: no setting is checked against the columns, and the frame's shadow may take long
+            self._of_no_rows = require_session(self._frame.sparkSession).range(0).write
+        getattr(self._of_no_rows, setting)(*args, **kwargs)
         self._settings.append((setting, copied(args), {key: copied(value) for key, value in kwargs.items()}))
         return self
 

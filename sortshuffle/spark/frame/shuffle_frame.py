@@ -9,7 +9,6 @@ Python worker. `two_sided` explains where rows are, and when they go to Spark.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeAlias
@@ -64,6 +63,7 @@ from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
 from sortshuffle.spark.plan.spark_cache import keep, kept, release
 from sortshuffle.spark.plan.staging import plan_stage
+from sortshuffle.spark.schema import copy_of
 from sortshuffle.spark.steps.selection_steps import Filter
 from sortshuffle.spark.worker.reports import StageTotals, stage_totals
 from sortshuffle.spark.worker.stages import CountRows
@@ -92,7 +92,7 @@ class ShuffleFrame(TwoSidedFrame):
         if not self._is_in_python:
             return self._to_spark().schema
         if self._shown_schema is None:
-            self._shown_schema = copy.deepcopy(self._own_schema)
+            self._shown_schema = copy_of(self._own_schema)
         return self._shown_schema
 
     @property

@@ -39,7 +39,7 @@ from sortshuffle.spark.plan.hints import for_spark
 from sortshuffle.spark.plan.origins import DataFrameOrigin
 from sortshuffle.spark.plan.spark_cache import reading_kept
 from sortshuffle.spark.plan.staging import plan_stage
-from sortshuffle.spark.session.requirements import require_running
+from sortshuffle.spark.session.requirements import has_profiler, require_running
 from sortshuffle.spark.worker.stages import ToSpark
 
 Frame = TypeVar("Frame", bound="TwoSidedFrame")
@@ -204,7 +204,7 @@ class TwoSidedFrame(DataFrame):
             raise UnsupportedError("spark.sortshuffle.session.python is off")
         if frame._rows.context.conf.worker_logs:
             raise UnsupportedError("the logs of Spark's workers name only functions that Spark calls itself")
-        if frame._rows.context.conf.profiled:
+        if frame._rows.context.conf.profiled or has_profiler(self.sparkSession):
             raise UnsupportedError("Spark's profiler sees only functions that Spark calls itself")
         return frame
 

@@ -7,8 +7,8 @@ A setting that `configure()` gives to a builder replaces the same setting of ``s
   settings. A JVM that PySpark started keeps the settings of the first builder. ``spark.sortshuffle.manager``
   is not read from such a JVM, because the next builder may want another value.
 * Otherwise PySpark will start a JVM by ``spark-submit``. Its settings are those of ``spark-defaults.conf``,
-  overridden by the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars`` and ``--driver-class-path`` override the
-  settings of the same meaning.
+  overridden by the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars``, ``--driver-class-path`` and ``--master``
+  override the settings of the same meaning.
 
 This module imports PySpark only if there is a JVM to ask.
 """
@@ -22,6 +22,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
@@ -30,7 +31,7 @@ from sortshuffle.spark.manager.settings import DRIVER_CLASS_PATH, JARS, MANAGER
 SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
 _DEFAULTS_FILE = "spark-defaults.conf"
-_MEANINGS = {"--jars": JARS, "--driver-class-path": DRIVER_CLASS_PATH}
+_MEANINGS = {"--jars": JARS, "--driver-class-path": DRIVER_CLASS_PATH, "--master": "spark.master"}
 _LOADS_DEFAULTS = "--load-spark-defaults"
 _FLAGS = {"--verbose", "-v", "--supervise", "--version", "--help", "-h", _LOADS_DEFAULTS}  # take no value
 _PROPERTY = re.compile(r"([^\s=:]+)\s*[=:]?\s*(.*)")
@@ -89,6 +90,17 @@ def _settings_of_jvm() -> dict[str, str]:
 
     SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, unless already connected
     return dict(SparkConf().getAll())
+
+
+def temporary_directory() -> str:
+    """Return where Spark's JVM keeps temporary files; empty if there is no JVM yet."""
+    if not has_jvm():
+        return ""
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()
+    jvm: Any = SparkContext._jvm
+    return str(jvm.System.getProperty("java.io.tmpdir"))
 
 
 def _arguments(text: str) -> Iterator[tuple[str, str]]:

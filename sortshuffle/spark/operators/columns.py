@@ -20,7 +20,6 @@ from pyspark.sql import types as st
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.operators.expressions import Alias, Attribute, Literal, node_of, resolve
 from sortshuffle.spark.operators.translation import Projection
-from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.schema import from_arrow, to_arrow
 from sortshuffle.spark.steps.with_columns import WithColumns, evaluate
@@ -45,11 +44,9 @@ def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column], twin
     types = {name: of_type for name, (_, of_type) in zip(columns, requested, strict=True)}
     schema = twin.withColumns(types).schema
 
-    names = [fold_case(name, context.case_sensitive) for name in columns]
-    new = {name: source for name, (source, _) in zip(names, requested, strict=True)}
-    sources = tuple(
-        new.get(fold_case(name, context.case_sensitive), at) for at, name in enumerate(schema.names)
-    )
+    new = {name: source for name, (source, _) in zip(columns, requested, strict=True)}
+    # Spark has matched the names, by its setting of now; a column that is replaced gets the new name as it is
+    sources = tuple(new.get(name, at) for at, name in enumerate(schema.names))
     described = ", ".join(f"{name} = {_shown(column)}" for name, column in columns.items())
     step = WithColumns(sources, context.wire(schema), f"withColumn({described})")
     kept = [source if isinstance(source, int) else -1 for source in sources]

@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.spark.manager.jar_methods import jar_method
-from sortshuffle.spark.schema import schema_of_json
+from sortshuffle.spark.schema import copy_of, schema_of_json
 
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 
@@ -50,4 +50,5 @@ class DataFrameFacts:
 
     @staticmethod
     def _without_jvm(df: Any, reason: str) -> DataFrameFacts:
-        return DataFrameFacts(df.isStreaming, df.schema, "", reason)
+        # copied, because the user may change the schema of `df`
+        return DataFrameFacts(df.isStreaming, copy_of(df.schema), "", reason)

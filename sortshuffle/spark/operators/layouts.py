@@ -155,5 +155,8 @@ def _at_exchange(chain: Chain, order: RowOrder) -> Chain | None:
         if column is None:
             return None
         keys.append(replace(key, column=column))
+    if origin.order is not None:  # rows with equal keys keep the order that they have now
+        columns = {key.column for key in keys}
+        keys += [key for key in origin.order.keys if key.column not in columns]
     at_exchange = RowOrder(tuple(keys))
     return replace(chain, origin=ExchangeOrigin(origin.exchange.ordered_by(at_exchange), at_exchange))

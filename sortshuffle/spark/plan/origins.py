@@ -50,6 +50,7 @@ from sortshuffle.spark.plan.skew import runs_on_any_part
 from sortshuffle.spark.plan.staging import plan_stage
 from sortshuffle.spark.session.classic_planner import join_neighbours
 from sortshuffle.spark.session.planner_choice import planner_of
+from sortshuffle.spark.session.requirements import is_classic, plain_session
 from sortshuffle.spark.steps.scan import Scan
 from sortshuffle.spark.worker.multi_input import (
     ChainInput,
@@ -64,7 +65,11 @@ from sortshuffle.spark.worker.stages import Opening, PerBatchStep, ReadExchange,
 @dataclass(frozen=True)
 class DataFrameOrigin(Origin):
     """Any DataFrame, whose plan Spark runs in the same stage. ``selected``: the names of the columns that are
-    read of it; None: all."""
+    read of it; None: all.
+
+    A user may have the DataFrame, too, and change the schema that PySpark keeps in it. So names and types are
+    not read there.
+    """
 
     dataframe: DataFrame
     wire: pa.Schema
@@ -72,18 +77,27 @@ class DataFrameOrigin(Origin):
 
     @functools.cached_property
     def source(self) -> DataFrame:
-        """The DataFrame of the rows."""
+        """The DataFrame of the rows, which users may get."""
         if self.selected is None:
             return self.dataframe
         return self.dataframe.select(*(f"`{name}`" for name in self.selected))
 
+    @functools.cached_property
+    def _own_source(self) -> DataFrame:
+        """The same as an object that no user gets. Over Spark Connect it is `source`, of whose schema PySpark
+        hands out copies."""
+        source: Any = self.source
+        if is_classic(source.sparkSession):
+            return DataFrame(source._jdf, plain_session(source.sparkSession))
+        return self.source
+
     def rows(self) -> DataFrame:
-        names = self.source.columns
+        names = self.wire.names
         if not names:
             # Spark feeds no rows of a frame without columns
             return self.source.select(sf.lit(True).alias("row"))
         if _are_plain(names):
-            return self.source
+            return self._own_source
         # `DataFrame.mapInArrow` looks columns up by name, and fails on dots, backticks and duplicates
         return self.source.toDF(*(f"_{at}" for at in range(len(names))))
 
@@ -111,10 +125,10 @@ class DataFrameOrigin(Origin):
         return ()
 
     def lines(self) -> list[str]:
-        return [f"rows of DataFrame[{', '.join(self.source.columns)}]"]
+        return [f"rows of DataFrame[{', '.join(self.wire.names)}]"]
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        return self._size, self.source.schema
+        return self._size, self._own_source.schema
 
     @functools.cached_property
     def _size(self) -> int:

@@ -20,7 +20,7 @@ from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.homes.host import ADDRESS_VARIABLE
 from sortshuffle.spark.manager.activation import begins_connect_server, turn_on
-from sortshuffle.spark.manager.launch import launch
+from sortshuffle.spark.manager.launch import launch, temporary_directory
 from sortshuffle.spark.manager.settings import is_local
 from sortshuffle.spark.session import unix_sockets
 from sortshuffle.spark.session.java import dict_of
@@ -80,7 +80,7 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     options: dict[str, Any] = builder._options
     before = {**launch().settings, **{key: str(value) for key, value in options.items()}}
     wanted = {f"spark.executorEnv.{ALLOCATOR_VARIABLE}": ALLOCATOR_DELAY}
-    if unix_sockets.takes_sockets(before, os.environ):
+    if unix_sockets.takes_sockets(before, os.environ, temporary_directory()):
         wanted[unix_sockets.ENABLED] = "true"
     return builder.config(map={key: value for key, value in wanted.items() if key not in before})
 
@@ -148,6 +148,13 @@ def is_classic(spark: Any) -> bool:
 def context_of(spark: SparkSession) -> SparkContext | None:
     """Return the session's SparkContext; None over Spark Connect."""
     return spark.sparkContext if is_classic(spark) else None
+
+
+def has_profiler(spark: SparkSession) -> bool:
+    """Return whether Spark profiles users' functions, because the SparkContext was started with
+    ``spark.python.profile`` or ``spark.python.profile.memory``. Spark Connect has no such profiler."""
+    context = context_of(spark)
+    return context is not None and context.profiler_collector is not None
 
 
 def application_of(spark: SparkSession) -> str:

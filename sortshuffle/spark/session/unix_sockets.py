@@ -16,6 +16,8 @@ from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS
 
 ENABLED = "spark.python.unix.domain.socket.enabled"
 DIRECTORY = "spark.python.unix.domain.socket.dir"
+MODE = "PYSPARK_UDS_MODE"
+"""The variable of the environment by which a user turns the sockets on or off."""
 
 LONGEST_DIRECTORY = LONGEST_PATH - len("/.") - len("01234567-89ab-cdef-0123-456789abcdef") - len(".sock")
 """Bytes of the path of a directory with Spark's sockets, whose names are random UUIDs."""
@@ -33,23 +35,20 @@ _JAVA_VARIABLES = (
     "_JAVA_OPTIONS",
     "SPARK_SUBMIT_OPTS",
 )
-_TEMPORARY = re.compile(r"-Djava\.io\.tmpdir=([^\s'\"]+)")
-_YARN = re.compile(r"--master[=\s]+['\"]?yarn\b")
+_TEMPORARY = re.compile(r"-Djava\.io\.tmpdir=['\"]?([^\s'\"]+)")
 
 
-def takes_sockets(settings: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Return whether the paths of sockets are short enough, as far as that is known. ``settings``: those of
-    the builder and of Spark's JVM."""
-    named = settings.get(DIRECTORY)
-    if named is None and _is_on_yarn(settings, environment):
+def takes_sockets(settings: Mapping[str, str], environment: Mapping[str, str], temporary: str) -> bool:
+    """Return whether to turn the sockets on: the environment does not say, and their paths are short enough,
+    as far as that is known. ``settings``: those of the builder and of Spark's JVM. ``temporary``: the
+    temporary directory of a JVM that runs already, else empty."""
+    if MODE in environment:
         return False
-    directories = _temporary_directories(settings, environment) if named is None else [named]
+    named = settings.get(DIRECTORY)
+    if named is None and settings.get("spark.master", "").startswith("yarn"):
+        return False
+    directories = [temporary, *_temporary_directories(settings, environment)] if named is None else [named]
     return all(len(os.fsencode(each)) <= LONGEST_DIRECTORY for each in directories)
-
-
-def _is_on_yarn(settings: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    submitted = _YARN.search(environment.get(SUBMIT_ARGUMENTS, "")) is not None
-    return settings.get("spark.master", "yarn" if submitted else "").startswith("yarn")
 
 
 def _temporary_directories(settings: Mapping[str, str], environment: Mapping[str, str]) -> Iterator[str]:

@@ -478,6 +478,13 @@ def test_a_wrong_setting_is_refused_at_once(
     assert_same_error(setting, frame, numbers)
 
 
+def test_a_setting_is_checked_without_the_columns(frame: ShuffleFrame) -> None:
+    """To make the shadow of a long chain of calls takes long."""
+    selected: Any = frame.select("id")
+    selected.write.mode("append").partitionBy("id").option("compression", "zstd")
+    assert selected._shadow._made is None
+
+
 def test_settings_are_those_of_the_call(
     spark: SparkSession, frame: ShuffleFrame, numbers: DataFrame, tmp_path: Path
 ) -> None:

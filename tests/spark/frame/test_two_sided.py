@@ -17,7 +17,7 @@ from oracle import confs, counter_of_rows, error_of
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructType
 
 import sortshuffle
 from sortshuffle.errors import UnsupportedError
@@ -249,6 +249,84 @@ def after_nulls_are_denied(session: SparkSession) -> list[Any]:
 
 def test_a_schema_that_was_read_says_nothing_of_the_rows(job: SparkSession, spark: SparkSession) -> None:
     assert after_nulls_are_denied(job) == after_nulls_are_denied(spark)
+
+
+def test_a_schema_that_was_read_has_the_types_of_pyspark(job: SparkSession, spark: SparkSession) -> None:
+    for session in (job, spark):
+        frame = session.range(3).mapInPandas(same, "id long")
+        assert frame.schema["id"].dataType is LongType()
+
+
+def test_a_column_as_an_attribute_copies_no_schema(job: SparkSession) -> None:
+    frame: Any = job.range(3).mapInPandas(same, "id long")
+    assert frame.select(frame.id).columns == ["id"]
+    assert frame._shown_schema is None
+
+
+def after_the_schema_of_sparks_rows_has_grown(session: SparkSession) -> list[Any]:
+    rows = session.range(3)
+    mapped = rows.mapInPandas(same, "id long")
+    groups = rows.groupBy("id").applyInPandas(same_group, "id long")
+    wider = rows.schema.add("place", "long")
+    numbered = rows.rdd.zipWithIndex().map(lambda pair: (*pair[0], pair[1]))
+    made = session.createDataFrame(numbered, wider)
+    return [made.collect(), mapped.collect(), sorted(groups.collect()), mapped.columns]
+
+
+def test_the_schema_of_sparks_rows_can_be_changed(job: SparkSession, spark: SparkSession) -> None:
+    assert after_the_schema_of_sparks_rows_has_grown(job) == after_the_schema_of_sparks_rows_has_grown(spark)
+
+
+def change(schema: StructType) -> None:
+    schema.add("other", "long")
+    schema["id"].name = "renamed"
+
+
+IDS = [(0,), (1,), (2,)]
+
+
+def test_the_schema_of_a_dataframe_can_be_changed_after_a_frame_is_made(spark: SparkSession) -> None:
+    df = spark.range(3).select("id")
+    frame = sortshuffle.frame(df)
+    change(df.schema)
+    assert sorted(frame.mapInPandas(same, "id long").collect()) == IDS
+    assert sorted(frame.repartition(2, "id").collect()) == IDS
+    assert sorted(frame.union(frame).distinct().collect()) == IDS
+    assert sorted(frame.groupBy("id").count().select("id").collect()) == IDS
+
+
+def test_the_schema_of_a_broadcast_joins_large_side_can_be_changed(spark: SparkSession) -> None:
+    df = spark.range(3).select("id")
+    small = sortshuffle.broadcast(sortshuffle.frame(spark.range(2)))
+    joined = sortshuffle.frame(df).mapInPandas(same, "id long").join(small, "id")
+    direct = sortshuffle.frame(df).join(small, "id")
+    change(df.schema)
+    assert sorted(joined.collect()) == sorted(direct.collect()) == IDS[:2]
+
+
+def test_the_schema_of_a_kept_frames_plan_can_be_changed(job: SparkSession) -> None:
+    frame: Any = job.range(3).mapInPandas(same, "id long").persist()
+    try:
+        change(frame.toDF().schema)
+        assert sorted(frame.mapInPandas(same, "id long").collect()) == IDS
+        assert sorted(frame.repartition(2, "id").collect()) == IDS
+    finally:
+        frame.unpersist()
+
+
+def test_what_is_known_of_a_dataframe_does_not_change_with_its_schema(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    df = spark.range(3).select("id")
+    frame = sortshuffle.frame(df)
+    known, schema = frame._chain.origin.size_and_schema(), df.schema.json()
+    change(df.schema)
+    for other in (frame, sortshuffle.frame(df)):
+        size, now = other._chain.origin.size_and_schema()
+        assert now is not None
+        assert (size, now.json()) == (known[0], schema)
+        other.explain()
+        assert "rows of DataFrame[id]\n" in capsys.readouterr().out
 
 
 def test_a_remembered_call_that_another_thread_forgets_is_none(job: SparkSession) -> None:

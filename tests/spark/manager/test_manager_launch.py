@@ -61,7 +61,7 @@ def test_arguments_go_before_the_file(conf_dir: str) -> None:
         "--master local --conf spark.app.name=mine -c 'spark.long=a b' --verbose pyspark-shell --conf a=b"
     )
     found = settings(conf_dir, arguments)
-    assert found == {**FROM_FILE, "spark.app.name": "mine", "spark.long": "a b"}
+    assert found == {**FROM_FILE, "spark.app.name": "mine", "spark.long": "a b", "spark.master": "local"}
 
 
 def test_jars_and_class_path_that_are_arguments_go_before_settings_wherever_they_stand(conf_dir: str) -> None:
@@ -71,6 +71,15 @@ def test_jars_and_class_path_that_are_arguments_go_before_settings_wherever_they
     assert launch.settings["spark.driver.extraClassPath"] == "/b.jar"
     assert launch.fixed == {"spark.jars", "spark.driver.extraClassPath"}
     assert launch_of({"SPARK_CONF_DIR": conf_dir}).fixed == frozenset()
+
+
+@pytest.mark.parametrize("master", ["--master yarn", "--master=yarn", '"--master" "yarn"', "--master 'yarn'"])
+def test_the_master_that_is_an_argument_goes_before_settings(conf_dir: str, master: str) -> None:
+    with open(f"{conf_dir}/spark-defaults.conf", "a", encoding="utf-8") as opened:
+        opened.write("spark.master local[2]\n")
+    assert settings(conf_dir)["spark.master"] == "local[2]"
+    arguments = f"{master} --conf spark.master=local[3] --name PySparkShell pyspark-shell"
+    assert settings(conf_dir, arguments)["spark.master"] == "yarn"
 
 
 def test_a_file_that_is_named_takes_the_place_of_the_defaults(conf_dir: str, tmp_path: Path) -> None:

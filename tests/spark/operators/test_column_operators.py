@@ -91,6 +91,19 @@ def test_columns_are_computed_as_spark_computes_them(everything: DataFrame) -> N
     assert differences(ours, plain) == []
 
 
+@pytest.mark.parametrize(("before", "after"), [("false", "true"), ("true", "false")])
+def test_names_match_by_the_setting_of_the_call(spark: SparkSession, before: str, after: str) -> None:
+    """Also where rows came to Python under another one."""
+    df = spark.createDataFrame([(1,)], "k long")
+    with confs(spark, {"spark.sql.caseSensitive": before}):
+        frame = sortshuffle.frame(df).repartition(1)
+        frame.count()
+    with confs(spark, {"spark.sql.caseSensitive": after}):
+        ours = frame.withColumn("K", field("k") + 1).collect()
+        assert ours == df.withColumn("K", sf.col("k") + 1).collect()
+        assert ours[0].__fields__ == (["k", "K"] if after == "true" else ["K"])
+
+
 def test_a_column_is_replaced_where_it_is_and_others_come_last(small: DataFrame) -> None:
     frame = sortshuffle.frame(small)
     ours = frame.withColumns({"s": field("k"), "new": field("S"), "K": field("v")})

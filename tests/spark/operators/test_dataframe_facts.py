@@ -58,6 +58,8 @@ def test_without_a_jar_pyspark_is_asked(spark: SparkSession, monkeypatch: pytest
         raise UnsupportedError("there is no jar")
 
     monkeypatch.setattr(dataframe_facts, "jar_method", refuse)
-    facts = DataFrameFacts.of(spark.range(3))
+    df = spark.range(3)
+    facts = DataFrameFacts.of(df)
+    df.schema.add("other", "long")  # which is the user's
     schema = st.StructType([st.StructField("id", st.LongType(), nullable=False)])
     assert facts == DataFrameFacts(False, schema, "", "there is no jar")

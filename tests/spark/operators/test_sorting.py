@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from oracle import (
@@ -408,3 +409,22 @@ def test_show_prints_what_pyspark_prints(spark: SparkSession, capsys: pytest.Cap
         rows.sort("id").show(*arguments)
         assert ours == capsys.readouterr().out
     assert_same_error(lambda frame: frame.sort("id").show("3"), sortshuffle.frame(rows), rows)
+
+
+def test_groups_get_their_rows_in_the_order_of_a_sort_before(spark: SparkSession) -> None:
+    """Spark sorts the same partitions by the key, and keeps the order of equal keys."""
+    df = spark.range(0, 3000, 1, 3).selectExpr("id % 7 AS k", "(id * 7919) % 3000 AS at")
+
+    def in_order(group: pa.Table) -> pa.Table:
+        at = group["at"].to_numpy()
+        rising = bool((np.diff(at) > 0).all())
+        return pa.table({"k": group["k"][:1], "rows": [len(at)], "rising": [rising]})
+
+    def groups(sorted_rows: Any) -> list[Any]:
+        rows = sorted_rows.groupBy("k").applyInArrow(in_order, "k long, rows long, rising boolean")
+        return sorted(rows.collect())
+
+    ours = groups(sortshuffle.frame(df).repartition(2, "k").sortWithinPartitions("at"))
+    assert ours == groups(df.repartition(2, "k").sortWithinPartitions("at"))
+    assert all(row["rising"] for row in ours)
+    assert sum(row["rows"] for row in ours) == 3000

@@ -115,6 +115,8 @@ ROOM = LONG[:-1]
         ({"spark.driver.extraJavaOptions": f"-Xss4m -Djava.io.tmpdir={LONG} -ea"}, {}, False),
         ({"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={LONG}"}, {}, False),
         ({"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={ROOM}"}, {}, True),
+        ({"spark.driver.extraJavaOptions": f'-ea -Djava.io.tmpdir="{LONG}"'}, {}, False),
+        ({"spark.driver.extraJavaOptions": f"-Djava.io.tmpdir='{ROOM}'"}, {}, True),
         ({}, {"JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={LONG}"}, False),
         ({}, {"JDK_JAVA_OPTIONS": f"'-Djava.io.tmpdir={LONG}'"}, False),
         ({}, {"JDK_JAVA_OPTIONS": f"'-Djava.io.tmpdir={ROOM}'"}, True),
@@ -128,9 +130,12 @@ ROOM = LONG[:-1]
         ({SOCKET_DIRECTORY: LONG}, {}, False),
         ({"spark.master": "yarn"}, {}, False),
         ({}, {"PYSPARK_SUBMIT_ARGS": "--master yarn --name n pyspark-shell"}, False),
+        ({}, {"PYSPARK_SUBMIT_ARGS": '"--master" "yarn" "--name" "PySparkShell" "pyspark-shell"'}, False),
         ({"spark.master": "local[2]"}, {"PYSPARK_SUBMIT_ARGS": "--master=yarn pyspark-shell"}, True),
         ({"spark.master": "yarn", SOCKET_DIRECTORY: "/s"}, {}, True),
         ({"spark.master": "k8s://https://host"}, {}, True),
+        ({}, {"PYSPARK_UDS_MODE": "false"}, False),
+        ({}, {"PYSPARK_UDS_MODE": "true"}, False),  # Spark turns them on
     ],
 )
 def test_configure_leaves_sockets_off_whose_paths_are_too_long(
@@ -144,18 +149,33 @@ def test_configure_leaves_sockets_off_whose_paths_are_too_long(
     assert (UNIX_SOCKETS in configured(**settings)) == takes_sockets
 
 
-@pytest.mark.parametrize("length", [63, 64])
-def test_a_configured_session_runs_whatever_the_length_of_its_temporary_directory(
-    tmp_path: Path, length: int
+@pytest.mark.usefixtures("no_jvm")
+def test_the_master_of_submit_arguments_goes_before_that_of_the_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.master local[2]\n")
+    assert UNIX_SOCKETS in configured()
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
+    assert UNIX_SOCKETS not in configured()
+
+
+@pytest.mark.parametrize(("length", "runs"), [(63, False), (64, False), (64, True)])
+def test_a_configured_session_runs_whatever_the_length_of_its_temporary_directory(
+    tmp_path: Path, length: int, runs: bool
+) -> None:
+    """``runs``: whether the JVM runs before, so that no variable of Python's says how it was started."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as short:
         directory = Path(short, "x" * (length - len(short) - 1))
         directory.mkdir()
         code = f"""
 import sortshuffle
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 os.environ["PYSPARK_SUBMIT_ARGS"] = "pyspark-shell"
 os.environ["JDK_JAVA_OPTIONS"] = "-Djava.io.tmpdir={directory}"
+if {runs}:
+    SparkContext._ensure_initialized()
+    del os.environ["JDK_JAVA_OPTIONS"]
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = sortshuffle.configure(builder.config("spark.sortshuffle.manager", "off")).getOrCreate()
 rows = sortshuffle.frame(spark.range(7)).repartition(2).count()
@@ -326,6 +346,25 @@ def test_options_are_those_of_the_session_at_that_moment(spark: SparkSession) ->
     assert (within.memory, within.codec) == (32 * MIB, "zstd")
     assert Options.of(settings_of(spark)) == before
     assert before.memory != within.memory
+
+
+def test_functions_that_a_sparkcontext_profiles_are_left_to_spark(tmp_path: Path) -> None:
+    code = f"""
+import sortshuffle
+from pyspark.sql import SparkSession
+def seen(group):
+    return group
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+builder.config("spark.python.profile", "true").config("spark.sortshuffle.manager", "off")
+builder.config("spark.python.profile.dump", "{tmp_path}/profiles")  # else they are printed at the end
+spark = sortshuffle.session(builder)
+groups = spark.range(3).groupBy("id").applyInPandas(seen, "id long")
+rows = groups.count()
+profiles = [each.stats() for _, each, _ in spark.sparkContext.profiler_collector.profilers]
+names = [name for each in profiles if each for _, _, name in each.stats]
+found = [groups._is_in_python, rows, "seen" in names]
+"""
+    assert found_by(code, tmp_path, sys.executable, users_environment()) == [False, 3, True]
 
 
 # --- public names ---------------------------------------------------------------------------------------
