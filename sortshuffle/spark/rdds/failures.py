@@ -1,20 +1,22 @@
-"""Failures of this package that no user's function may hide.
+"""Failures that no user's function may hide.
 
 A function that gets an iterator of records may catch the errors of that iterator. If a file of an exchange is
 lost, the function would end well with a part of its partition, and the task with it. So the streams that read
-exchanges, merge or sort note their errors (`noting`). A stage raises a noted error where its chain ends,
-before it completes a file.
+exchanges, merge or sort note their errors (`noting`). Errors of the user's own functions in a merge or a sort
+are noted, too. A stage raises a noted error where its chain ends, before it completes a file.
 
-Functions of PySpark's own RDDs run in the same worker, after the stage or before the next one. An error that
-they have caught is raised by the next stage of the task. If there is none, the task's report is replaced by
-one that cannot be pickled (`fail_task`). PySpark sends reports after the last record, and a worker that
-cannot send them ends. So Spark fails the task, and calls the worker crashed. The worker's log has the error.
+Functions of PySpark's own RDDs run in the same worker, before a stage or after it. They may also read a group
+that is on disk after its stage has ended. No stage may come that could raise an error that they catch. So a
+noted error also adds a report that cannot be pickled. PySpark sends reports after the last record, and a
+worker that cannot send them ends. So Spark fails the task, and calls the worker crashed. The worker's log has
+the error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from pyspark import TaskContext
@@ -23,9 +25,30 @@ from sortshuffle.spark.worker.reports import Reporter, TaskReport
 
 T = TypeVar("T")
 
-_first_of: dict[int, Exception] = {}
-"""The first failure of each task attempt in this process. All of these tasks fail, and PySpark ends a worker
-whose task has failed: this stays small."""
+# Stage and partition of the report that cannot be sent. A real report, which may come later, has others, and
+# so does not replace it
+NOWHERE = -1
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A task attempt with a stage of ours. ``failure``: the first one that was noted."""
+
+    number: int
+    reporter: Reporter
+    failure: Exception | None = None
+
+
+_latest: _Attempt | None = None
+"""The latest attempt in this process: a worker runs one task at a time."""
+
+
+def begin_noting(reporter: Reporter) -> None:
+    """Note failures of the running task attempt from now on. ``reporter``: of one of its stages."""
+    global _latest
+    number = _running_number()
+    if number is not None and (_latest is None or _latest.number != number):
+        _latest = _Attempt(number, reporter)
 
 
 @contextmanager
@@ -34,9 +57,7 @@ def noting_errors() -> Generator[None, None, None]:
     try:
         yield
     except Exception as error:
-        attempt = _attempt()
-        if attempt is not None:
-            _first_of.setdefault(attempt, error)
+        _note(error)
         raise
 
 
@@ -48,8 +69,8 @@ def noting(items: Iterable[T]) -> Generator[T, None, None]:
 
 def noted() -> Exception | None:
     """Return the first failure of the running task, if there was one."""
-    attempt = _attempt()
-    return None if attempt is None else _first_of.get(attempt)
+    attempt = _running()
+    return None if attempt is None else attempt.failure
 
 
 def at_end() -> Generator[NoReturn, None, None]:
@@ -60,9 +81,12 @@ def at_end() -> Generator[NoReturn, None, None]:
     yield from ()
 
 
-def fail_task(reporter: Reporter, stage: int, partition: int, failure: Exception) -> None:
-    """Make the running task fail, even if nobody else raises its failure."""
-    reporter.add(stage, partition, cast(TaskReport, _Unsendable(failure)))
+def _note(error: Exception) -> None:
+    """Note the first failure of the running task, and make the task fail even if nobody raises it again."""
+    attempt = _running()
+    if attempt is not None and attempt.failure is None:
+        attempt.failure = error
+        attempt.reporter.add(NOWHERE, NOWHERE, cast(TaskReport, _Unsendable(error)))
 
 
 class _Unsendable:
@@ -75,6 +99,11 @@ class _Unsendable:
         raise self._failure
 
 
-def _attempt() -> int | None:
+def _running() -> _Attempt | None:
+    """Return the running task attempt, if it has had a stage of ours."""
+    return _latest if _latest is not None and _latest.number == _running_number() else None
+
+
+def _running_number() -> int | None:
     context: Any = TaskContext.get()
     return None if context is None else context.taskAttemptId()

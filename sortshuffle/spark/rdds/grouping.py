@@ -13,7 +13,7 @@ from typing import Any
 
 from sortshuffle.payload.pickled import unpack_chunk
 from sortshuffle.spark.rdds.by_value import pack_any
-from sortshuffle.spark.rdds.failures import noting
+from sortshuffle.spark.rdds.failures import noting_errors
 from sortshuffle.spark.rdds.spilling import RecordSpillFile, SpilledPart, batches
 
 PACKED_TOGETHER = 1024  # values of a pickled group
@@ -48,14 +48,16 @@ class LongGroup:
         return self._aside + len(self._tail)
 
     def __iter__(self) -> Iterator[Any]:
-        for part in self._parts:
-            for chunk in noting(part.chunks()):
-                yield from chunk
+        with noting_errors():
+            for part in self._parts:
+                for chunk in part.chunks():
+                    yield from chunk
         yield from self._tail
 
     def __reduce__(self) -> Any:
         # another process cannot read the file, so it gets a list; stored values are not unpickled here
-        packed = [bytes(chunk) for part in self._parts for chunk in part.packed()]
+        with noting_errors():
+            packed = [bytes(chunk) for part in self._parts for chunk in part.packed()]
         packed += [bytes(pack_any(values)) for values in batches(self._tail, PACKED_TOGETHER)]
         return _unpack, (packed,)
 

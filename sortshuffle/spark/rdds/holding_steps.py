@@ -110,6 +110,8 @@ class Join(CoGroup):
                 right = nothing
             elif not left and keeps_right:
                 left = nothing
+            if not left or not right:
+                continue  # so that a group on disk is not read for nothing
             if len(left) * len(right) <= PIECE_RECORDS and not isinstance(right, LongGroup):
                 records += [(key, (value, other)) for value in left for other in right]
             else:

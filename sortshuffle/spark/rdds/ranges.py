@@ -31,9 +31,9 @@ KeyFunction: TypeAlias = "Callable[[Any], Any] | None"
 
 KEYS_PER_PARTITION = 20.0  # keys to sample; this and the seed are PySpark's
 SEED = 1
-# Keys that tasks send to the driver so that one job is enough. A short key takes some 20 bytes, pickled with
-# its number: a million take 2 % of Spark's default for `spark.driver.maxResultSize`, 1 GiB
-MOST_DRAWN = 1_000_000
+# Keys that tasks send to the driver so that one job is enough. 800,000 keys of 1.35 KB are more than Spark's
+# default for `spark.driver.maxResultSize`, 1 GiB. This many keep below it with keys of up to 10 KB
+MOST_DRAWN = 100_000
 
 Draws: TypeAlias = "tuple[int, list[tuple[float, Any]]]"
 """The number of records in a partition, and some of their keys with random numbers."""

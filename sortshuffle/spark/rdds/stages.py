@@ -31,7 +31,7 @@ from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.records import RecordGate, chunks_of
 from sortshuffle.spark.functions.running import user_errors
 from sortshuffle.spark.rdds.control_rows import TaskInput
-from sortshuffle.spark.rdds.failures import at_end, fail_task, noted, noting, noting_errors
+from sortshuffle.spark.rdds.failures import at_end, begin_noting, noted, noting, noting_errors
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
 from sortshuffle.spark.rdds.streams import Records, RecordStream
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
@@ -88,27 +88,24 @@ class RecordStage:
         return user_errors(self._run(split, iter(received)))
 
     def _run(self, split: int, received: Iterator[Any]) -> Iterator[Any]:
-        try:
-            with noting_errors():
-                task = self._task(split)
-            with running(task, self.reporter, self.logs, _user_seconds) as opened:
-                adopted = adopt(self.closing, task)
-                if adopted is not None:
-                    yield from adopted
-                    return
-                opened.enter_context(rare_collections())
-                try:
-                    with noting_errors():
-                        stream = self.opening.open(TaskInput(received, bool(self.steps)), task, opened)
-                    stream = apply_steps(self.steps, stream, task, opened)
-                    yield from self.closing.close(stream, task, opened)
-                except Exception as error:
-                    raise noted() or error  # noqa: B904  a user's function may have put another in its place
-        except Exception:
-            failure = noted()
-            if failure is not None:
-                fail_task(self.reporter, self.number, split, failure)
-            raise
+        begin_noting(self.reporter)
+        with noting_errors():
+            task = self._task(split)
+        with running(task, self.reporter, self.logs, _user_seconds) as opened:
+            adopted = adopt(self.closing, task)
+            if adopted is not None:
+                yield from adopted
+                return
+            opened.enter_context(rare_collections())
+            try:
+                with noting_errors():
+                    stream = self.opening.open(TaskInput(received, bool(self.steps)), task, opened)
+                stream = apply_steps(self.steps, stream, task, opened)
+                yield from self.closing.close(stream, task, opened)
+                return
+            except Exception as error:
+                failure = noted() or error  # a user's function may have put another in its place
+            raise failure  # not in the handler, where its context would be replaced
 
     def _task(self, split: int) -> Task:
         holders = self.opening.holders + holders_of(self.steps) + self.closing.holders

@@ -28,12 +28,13 @@ from sortshuffle.spark.rdds.combining import MapSideCombiner
 from sortshuffle.spark.rdds.control_rows import ControlRow, control_rows, passed_row
 from sortshuffle.spark.rdds.heap import mean_bytes
 from sortshuffle.spark.rdds.key_selectors import KeySelectors, RoundRobinKeySelector
-from sortshuffle.spark.rdds.streams import Records, RecordStream, next_size, tuples_of
+from sortshuffle.spark.rdds.streams import BatchSize, Records, RecordStream, tuples_of
 from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
 from sortshuffle.spark.worker.placements import first_subpartition
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.writing.frame_encoder import frame_layout
 from sortshuffle.writing.frame_partition import FrameResultPartition
+from sortshuffle.writing.pickled_sizes import HEAP_BYTES_PER_PICKLED
 from sortshuffle.writing.record_writer import RecordWriter, Serializer
 
 _WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # steps timed separately during step encode
@@ -74,14 +75,13 @@ class WriteRecords(AdoptingClosing):
     def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[ControlRow]:
         metrics = task.outputs.setdefault(self.exchange, TaskMetrics())
         records = stream.records()
-        size = 1
+        size = BatchSize()
         batch = _next_records(records, size, task.metrics)
         if not batch:
             return
         with _RecordOutput(self, task, metrics) as output:
             while batch:
-                size = next_size(size, mean_bytes(batch))
-                output.write(batch)
+                size.adapt(output.write(batch))
                 batch = _next_records(records, size, task.metrics)
             written = output.finish()
         yield from control_rows(written, task.reach)
@@ -101,20 +101,39 @@ class PassRecords:
 
     def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[bytes]:
         records = stream.records()
-        size, mean = 1, 0.0
+        size = BatchSize()
         while batch := _next_records(records, size, task.metrics):
             packed = pack_any_pairs(Pairs(list(map(_KEY, batch)), list(map(_VALUE, batch))))
-            mean = len(packed) / len(batch)
-            size = next_size(size, mean)
+            size.adapt(len(packed) / len(batch))
             yield passed_row(self.number, packed)
 
 
-def _next_records(records: Records, most: int, metrics: TaskMetrics) -> list[Any]:
+def _next_records(records: Records, size: BatchSize, metrics: TaskMetrics) -> list[Any]:
     """Pull the next records out of a chain; none at its end."""
     with metrics.step("chain"):
-        batch = list(islice(records, most))
+        batch = list(islice(records, size.records))
     metrics.add(rows_out=len(batch))
     return batch
+
+
+class _PickledMean:
+    """The mean size of the objects that ``writer`` has pickled last. It counts all of them, where a sample
+    would miss a few large ones, and costs nothing."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self._writer = writer
+        self._records = 0  # at the last reading
+        self._bytes = 0
+        self._mean = 0.0
+
+    def heap_bytes(self) -> float:
+        """Return the mean of what was pickled since the last call; the last mean if nothing was pickled."""
+        writer = self._writer
+        records, size = writer.records - self._records, writer.bytes - self._bytes
+        if records:
+            self._mean = HEAP_BYTES_PER_PICKLED * size / records
+            self._records, self._bytes = writer.records, writer.bytes
+        return self._mean
 
 
 class _RecordOutput:
@@ -142,17 +161,25 @@ class _RecordOutput:
             self._opened = opened.pop_all()
         self._partition = partition
         self._writer = writer
+        self._pickled = _PickledMean(writer)
 
-    def write(self, records: list[Any]) -> None:
-        """Write a batch. Raises what unpacking raises for a record that is no pair."""
+    def write(self, records: list[Any]) -> float:
+        """Write a batch. Return the estimated bytes of a record: of this batch, or of those that were pickled
+        last. Raises what unpacking raises for a record that is no pair."""
+        if self._combiner is None:
+            self._emit(records)
+            return self._pickled.heap_bytes()
+        # nothing is pickled until the table is full, and then combiners; measured before functions change it
+        mean = mean_bytes(records)
+        pairs = tuples_of(records)
+        with self._metrics.step("encode"):
+            self._combiner.add(pairs)
+        return mean
+
+    def _emit(self, records: list[Any]) -> None:
         if self._exchange.whole:
             with self._metrics.step("encode"):
                 self._writer.emit_batch(records, records)
-            return
-        if self._combiner is not None:
-            pairs = tuples_of(records)
-            with self._metrics.step("encode"):
-                self._combiner.add(pairs)
             return
         pairs = self._pairs(records)
         keys = [key for key, _ in pairs]

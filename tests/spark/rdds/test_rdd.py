@@ -33,6 +33,7 @@ from sortshuffle.format.header import PayloadKind
 from sortshuffle.homes.lifetime import control_files
 from sortshuffle.homes.owner import Owner
 from sortshuffle.options import MIB
+from sortshuffle.spark.rdds.spilling import SpilledPart
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
 
@@ -648,6 +649,54 @@ def test_a_task_whose_last_function_swallows_an_error_of_ours_fails(
     with pytest.raises(Exception, match="Python worker exited unexpectedly"):
         run(damaged)
     assert damaged.count() == 10  # the file was lost for Spark, too, which made it again
+
+
+def unreadable(_: SpilledPart) -> Any:
+    raise OSError("the group cannot be read")
+
+
+def counting(groups: Iterable[tuple[Any, Iterable[Any]]]) -> Iterator[tuple[Any, int]]:
+    """Counts the values of groups whose file cannot be read, and takes the error for the end of a group."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpilledPart, "chunks", unreadable)
+        for key, group in groups:
+            yield key, sum(1 for _ in swallowing(group))
+
+
+def counting_at_the_end(groups: Iterable[tuple[Any, Iterable[Any]]]) -> Iterator[tuple[Any, int]]:
+    """Reads groups after the stage that made them has ended."""
+    return counting(list(groups))
+
+
+def test_errors_of_a_group_on_disk_cannot_be_swallowed(sc: SparkContext, directory: Path) -> None:
+    source = sc.parallelize(range(20_000), 1).map(lambda n: ("hot", f"{n:0100}"))
+    grouped = sortshuffle.rdd(source).groupByKey(1)
+    while_it_runs = grouped.toRDD().mapPartitions(counting)
+    in_the_chain = grouped.mapPartitions(counting_at_the_end)
+    for told_by_the_stage in (while_it_runs, in_the_chain):
+        assert last_line(told_by_the_stage) == "OSError: the group cannot be read"
+    with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+        grouped.toRDD().mapPartitions(counting_at_the_end).collect()
+    assert grouped.mapValues(len).collect() == [("hot", 20_000)]
+
+
+def fails_in_a_handler(*_: Any) -> Any:
+    try:
+        return {}["missing"]
+    except KeyError:
+        return 1 // 0
+
+
+@pytest.mark.parametrize("hide", [swallowing, wrapping])
+def test_errors_of_the_user_in_a_merge_cannot_be_hidden(
+    sc: SparkContext, hide: Callable[[Iterable[Any]], Iterator[Any]]
+) -> None:
+    source = sc.parallelize([(0, n) for n in range(3)], 1)
+    merged = sortshuffle.rdd(source).partitionBy(1).reduceByKey(fails_in_a_handler, 1).mapPartitions(hide)
+    with pytest.raises(PythonException, match="ZeroDivisionError") as raised:
+        merged.count()
+    assert "KeyError: 'missing'" in str(raised.value)  # the error keeps its context
+    assert "by the user" not in str(raised.value)
 
 
 def test_errors_of_the_user_may_be_swallowed_as_in_pyspark(sc: SparkContext) -> None:

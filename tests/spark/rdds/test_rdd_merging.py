@@ -389,6 +389,19 @@ def test_a_group_on_disk_is_read_once_if_the_other_is_in_memory(count: int) -> N
         assert group.reads == 2  # one of them for `expected`
 
 
+@pytest.mark.parametrize("keeps", list(product((False, True), repeat=2)))
+@pytest.mark.parametrize("long_side", [0, 1])
+def test_a_group_on_disk_is_read_for_an_empty_one_only_if_its_values_stay(
+    keeps: tuple[bool, bool], long_side: int
+) -> None:
+    group = Counted(list(range(100)))
+    groups: list[Any] = [group, []] if long_side == 0 else [[], group]
+    records = [record for chunk in Join(keeps)._pairs([("key", groups)]) for record in chunk]
+    pairs = [(n, None) if long_side == 0 else (None, n) for n in range(100)]
+    assert records == ([("key", pair) for pair in pairs] if keeps[long_side] else [])
+    assert group.reads == int(keeps[long_side])
+
+
 # ---- before the shuffle -------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from math import nan
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
-from sortshuffle.spark.rdds.heap import heap_bytes, mean_bytes
+from sortshuffle.spark.rdds.heap import VISITS, heap_bytes, mean_bytes
 from sortshuffle.spark.rdds.ranges import (
     MOST_DRAWN,
     RangeKeySelector,
@@ -186,6 +186,19 @@ def test_of_many_partitions_the_driver_gets_the_sample_alone() -> None:
     assert 100 < sample < 300 < one_job[0]  # 20 keys for each of 10 ranges
 
 
+@pytest.mark.parametrize(("partitions", "expected"), [(50, 1), (51, 2)])
+def test_one_job_sends_100_000_keys_at_most(partitions: int, expected: int) -> None:
+    """Keys of 10 KB then fit Spark's limit for results."""
+    jobs: list[int] = []
+
+    def draw(_: Callable[..., Any]) -> list[Any]:
+        jobs.append(1)
+        return [(1, [])] * partitions
+
+    Ranges(draw, partitions, 100, None, True).selector()
+    assert len(jobs) == expected
+
+
 @given(st.lists(st.integers() | st.floats(allow_nan=False), max_size=50), st.integers(2, 10), st.booleans())
 def test_ranges_are_in_order(keys: list[float], count: int, ascending: bool) -> None:
     ranges = Ranges(lambda draw: list(draw(0, [(key, 0) for key in keys])), 1, count, None, ascending)
@@ -319,6 +332,51 @@ def unpickled(thing: Any) -> Any:
 )
 def test_objects_take_about_what_they_hold(make: Callable[[], Any], least: int, most: int) -> None:
     assert least <= heap_bytes(make()) <= most
+
+
+class Visited:
+    """Counts the visits to objects of its kind."""
+
+    __slots__ = tuple(f"next_{n}" for n in range(8))
+    visits: ClassVar[int] = 0
+
+    def __sizeof__(self) -> int:
+        Visited.visits += 1
+        return 100
+
+
+def linked() -> Visited:
+    """One of 25 objects with eight references to others each."""
+    things = [Visited() for _ in range(25)]
+    for at, thing in enumerate(things):
+        for n, slot in enumerate(Visited.__slots__):
+            setattr(thing, slot, things[(at + n + 1) % len(things)])
+    return things[0]
+
+
+def nested(levels: int, inner: Any) -> Any:
+    return [nested(levels - 1, inner)] * 16 if levels else inner
+
+
+@pytest.mark.parametrize("make", [linked, lambda: nested(5, Visited())], ids=["linked", "nested"])
+@pytest.mark.parametrize(
+    "measure", [heap_bytes, lambda thing: mean_bytes([thing] * 100)], ids=["one", "mean"]
+)
+def test_an_estimate_visits_a_limited_number_of_objects(
+    make: Callable[[], Any], measure: Callable[[Any], float]
+) -> None:
+    thing = make()
+    Visited.visits = 0
+    assert measure(thing) > 100
+    assert 0 < Visited.visits < 3 * VISITS
+
+
+def test_an_estimate_with_few_visits_is_about_right() -> None:
+    assert heap_bytes(nested(5, Visited())) == pytest.approx(16**5 * 100, rel=0.3)
+    large = np.zeros(100_000)
+    assert heap_bytes({"index": nested(5, "x"), "data": large}) > large.nbytes
+    records = [(n, {str(i): {str(j): [j, j + 1] for j in range(10)} for i in range(10)}) for n in range(50)]
+    assert mean_bytes(records) == pytest.approx(heap_bytes(records[0]), rel=0.2)
 
 
 def test_what_refers_to_itself_has_a_size() -> None:

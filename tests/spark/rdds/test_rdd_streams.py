@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
@@ -43,6 +44,23 @@ def large_pairs(count: int) -> Iterator[tuple[int, Large]]:
     return ((0, Large()) for _ in range(count))
 
 
+def mixed_pairs(count: int) -> Iterator[tuple[int, Any]]:
+    """One large value among 20, at random."""
+    Large.most = Large.now
+    random = Random(3)
+    return ((n, Large() if random.random() < 1 / 20 else n) for n in range(count))
+
+
+class Sized:
+    """Counts how often objects like it are measured in this process."""
+
+    measured: ClassVar[int] = 0
+
+    def __sizeof__(self) -> int:
+        Sized.measured += 1
+        return 16
+
+
 def first(one: Any, _: Any) -> Any:
     return one
 
@@ -65,6 +83,12 @@ def test_chunks_are_of_many_small_records_or_few_large_ones() -> None:
         del chunk
     assert seen == 1000
     assert Large.most <= FEW
+
+
+def test_chunks_stay_short_if_some_records_are_large() -> None:
+    for chunk in RecordStream(records=mixed_pairs(50_000)).chunks():
+        del chunk
+    assert Large.most <= 2 * FEW
 
 
 def test_sampling_holds_no_records() -> None:
@@ -95,3 +119,26 @@ def test_a_task_holds_few_large_records(
 
     shuffle(sortshuffle.rdd(sc.parallelize([(0, 1000)], 1)), make).count()
     assert 0 < most.value <= FEW + held
+
+
+def test_writing_holds_few_large_records_among_small_ones(sc: SparkContext) -> None:
+    most = sc.accumulator(0)
+
+    def make(count: int) -> Iterator[Any]:
+        yield from (value for _, value in mixed_pairs(count))
+        most.add(Large.most)
+
+    sortshuffle.rdd(sc.parallelize([(0, 50_000)], 1)).flatMapValues(make).partitionBy(2).count()
+    assert 0 < most.value <= FEW + 4 * MIB // LARGE
+
+
+def test_objects_are_not_measured_to_write_them(sc: SparkContext) -> None:
+    measured = sc.accumulator(0)
+
+    def make(count: int) -> Iterator[Sized]:
+        before = Sized.measured
+        yield from (Sized() for _ in range(count))
+        measured.add(Sized.measured - before)
+
+    sortshuffle.rdd(sc.parallelize([(0, 1000)], 1)).flatMapValues(make).partitionBy(2).count()
+    assert measured.value == 0
