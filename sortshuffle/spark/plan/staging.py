@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, Origin
 from sortshuffle.spark.plan.spark_cache import kept_beginning
 from sortshuffle.spark.session.requirements import application_of, check_workers
+from sortshuffle.spark.worker.numbered import NUMBER, ReadNumbered
 from sortshuffle.spark.worker.reports import wants_log
-from sortshuffle.spark.worker.stages import Closing, Stage
+from sortshuffle.spark.worker.stages import Closing, Opening, Stage, Step, need_number
 
 
 def plan_stage(
@@ -32,12 +35,12 @@ def plan_stage(
     check_workers(context.spark, context.services.key is not None)
     kept, steps = kept_beginning(chain, chain.steps)
     origin = skew.sliced_origin(chain) if kept is None else kept
-    rows = origin.rows()
+    rows, opening = _numbered(origin.rows(), origin.opening(), steps)
     stage = Stage(
         number,
         context.options,
         application_of(context.spark),
-        origin.opening(),
+        opening,
         steps,
         closing,
         context.reports.reporter,
@@ -50,6 +53,17 @@ def plan_stage(
 
     run.__name__ = stage_name(number, origin, purpose)
     return rows.mapInArrow(run, schema)
+
+
+def _numbered(rows: DataFrame, opening: Opening, steps: Sequence[Step]) -> tuple[DataFrame, Opening]:
+    """Return rows that carry the number of their partition, and what opens them, if a step needs the number
+    (`spark.worker.numbered`); otherwise return the same."""
+    if not (opening.needs_number or need_number(steps)):
+        return rows, opening
+    # Spark computes an ordinary column of local rows while it plans, and all of them would have the number 0.
+    # It does not do so with a generator
+    number = sf.explode(sf.array(sf.spark_partition_id()))
+    return rows.select("*", number.alias(NUMBER)), ReadNumbered(opening)
 
 
 def stage_name(number: int, origin: Origin, purpose: str = "") -> str:

@@ -3,7 +3,8 @@
 * Every action sends its plan anew. So map stages run again for each action, and exchanges of the same rows
   are not written in one pass: nothing could keep the result that they share.
 * Control rows of several exchanges go through one shuffle: the map stages are united before it. A lost
-  executor still costs only the map tasks that it ran.
+  executor still costs only the map tasks that it ran. The number of a map task then says nothing about its
+  rows (`spark.worker.numbered`).
 * Spark must not refuse to go on when a re-run map task returns other control bytes
   (`spark.session.classic_planner`). That is a setting of the session, which only its user may change, so it
   is checked when a shuffle is put into the plan.

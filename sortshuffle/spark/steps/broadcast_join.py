@@ -19,7 +19,7 @@ from sortshuffle.errors import InsufficientBuffersError
 from sortshuffle.options import format_size
 from sortshuffle.spark.control_rows import channels
 from sortshuffle.spark.worker.multi_input import ChainInput
-from sortshuffle.spark.worker.stages import Batches, Opening, Step, apply_steps, holders_of
+from sortshuffle.spark.worker.stages import Batches, Opening, Step, apply_steps, holders_of, need_number
 from sortshuffle.spark.worker.task import Task
 
 
@@ -39,6 +39,10 @@ class BroadcastJoin:
     @property
     def holders(self) -> int:
         return 1 + self.opening.holders + holders_of(self.steps) + holders_of(self.small.steps)
+
+    @property
+    def needs_number(self) -> bool:
+        return self.opening.needs_number or need_number((*self.steps, *self.small.steps))
 
     def open(self, received: Batches, task: Task) -> Batches:
         control, own = _control_and_own_rows(received)

@@ -44,9 +44,10 @@ class Sample(TaskStep):
     fraction: float
     seed: int
     holds: ClassVar[bool] = False
+    needs_number: ClassVar[bool] = True
 
     def run(self, batches: Batches, task: Task, memory: MemoryBudget) -> Batches:
-        numbers = np.random.default_rng([self.seed & (2**64 - 1), task.partition])
+        numbers = np.random.default_rng([self.seed & (2**64 - 1), task.row_partition])
         for batch in batches:
             if self.with_replacement:
                 times = numbers.poisson(self.fraction, batch.num_rows)

@@ -19,6 +19,7 @@ class Scan:
 
     scan: ParquetScan
     holders: ClassVar[int] = 0
+    needs_number: ClassVar[bool] = False
 
     def open(self, received: Batches, task: Task) -> Batches:
         for batch in received:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from sortshuffle.spark.worker.stages import (
     Step,
     apply_steps,
     holders_of,
+    need_number,
 )
 from sortshuffle.spark.worker.task import Task
 
@@ -84,6 +85,10 @@ class ReadTogether:
     def holders(self) -> int:
         return 1 + sum(holders_of(each.steps) for each in self.inputs)
 
+    @property
+    def needs_number(self) -> bool:
+        return any(need_number(each.steps) for each in self.inputs)
+
     def open(self, received: Batches, task: Task) -> Batches:
         control = pa.Table.from_batches(received, SCHEMA)
         share = task.reading.limit // len(self.inputs)
@@ -112,6 +117,7 @@ class ReadUnion:
 
     inputs: tuple[tuple[Opening, tuple[Step, ...]], ...]
     partitions: tuple[int, ...]
+    needs_number: ClassVar[bool] = False  # its steps take the number in the first column
 
     @property
     def holders(self) -> int:
@@ -123,7 +129,7 @@ class ReadUnion:
         partition = first.column(0)[0].as_py()
         number = bisect_right(list(accumulate(self.partitions)), partition)
         # the number within this input, as its steps and exchanges count partitions
-        task = replace(task, partition=partition - sum(self.partitions[:number]))
+        task = task.of_partition(partition - sum(self.partitions[:number]))
         opening, steps = self.inputs[number]
         others = (batch for batch in chain((first.slice(1),), received) if batch.num_rows)
         own = (_unwrapped(batch, 1 + number) for batch in others)
@@ -139,6 +145,7 @@ class ReadCoalesced:
     opening: Opening
     steps: tuple[Step, ...]
     numbered_by: int
+    needs_number: ClassVar[bool] = False  # its steps take the number in that column
 
     @property
     def holders(self) -> int:
@@ -150,7 +157,7 @@ class ReadCoalesced:
             return
         for number, rows in _by_number(pa.Table.from_batches(batches), self.numbered_by):
             own = iter(_with_output(rows).to_batches())
-            part = replace(task, partition=number)  # the task whose work this is
+            part = task.of_partition(number)  # the task whose work this is
             with ExitStack() as opened:
                 yield from apply_steps(self.opening.open(own, part), self.steps, part, opened)
 

@@ -47,6 +47,10 @@ class ReadSlices:
     def holders(self) -> int:
         return self.opening.holders
 
+    @property
+    def needs_number(self) -> bool:
+        return self.opening.needs_number
+
     def open(self, received: Batches, task: Task) -> Batches:
         return self.opening.open((self._own(batch) for batch in received), task)
 

@@ -46,10 +46,14 @@ Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 class Opening(Protocol):
     """The source of a stage's batches. ``holders``: how many parts of the task's memory for held rows it
-    needs (`Task.holding`)."""
+    needs (`Task.holding`). ``needs_number``: whether one of its steps needs the number of the partition that
+    the received rows are of (`Task.row_partition`)."""
 
     @property
     def holders(self) -> int: ...
+
+    @property
+    def needs_number(self) -> bool: ...
 
     def open(self, received: Batches, task: Task) -> Batches: ...
 
@@ -83,9 +87,11 @@ class TaskStep(ABC):
 
     It charges the rows that it holds to ``memory``, its part of the task's memory. It may put rows aside in
     files of the task (`Task.new_merge_file`). ``holds``: False for a step that needs its task, but no memory.
+    ``needs_number``: True for a step whose result depends on the partition (`Task.row_partition`).
     """
 
     holds: ClassVar[bool] = True
+    needs_number: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, batches: Batches, task: Task, memory: MemoryBudget) -> Batches: ...
@@ -100,6 +106,11 @@ Step: TypeAlias = PlainStep | TaskStep
 def holders_of(steps: Sequence[Step]) -> int:
     """Return how many of these steps hold rows."""
     return sum(isinstance(step, TaskStep) and step.holds for step in steps)
+
+
+def need_number(steps: Sequence[Step]) -> bool:
+    """Return whether one of these steps needs the number of the partition."""
+    return any(isinstance(step, TaskStep) and step.needs_number for step in steps)
 
 
 def apply_step(step: Step, batches: Batches, task: Task) -> Batches:
@@ -171,6 +182,7 @@ class SparkRows:
 
     schema: pa.Schema
     holders: ClassVar[int] = 0
+    needs_number: ClassVar[bool] = False
 
     def open(self, received: Batches, task: Task) -> Batches:
         for batch in received:
@@ -189,6 +201,7 @@ class ReadExchange:
     order: RowOrder | None
     codec: str
     holders: ClassVar[int] = 0
+    needs_number: ClassVar[bool] = False
 
     def open(self, received: Batches, task: Task) -> Batches:
         return self.read(channels(received, task.reach), task, task.reading)

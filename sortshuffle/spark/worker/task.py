@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -48,7 +48,8 @@ HOLDING_SHARE = 2  # divisor: the steps that hold rows, if there are any, share 
 class Task:
     """One running task. ``reading`` and ``writing`` are shares of ``memory``; the rest is for the steps that
     hold rows, of which there are ``holders``. ``outputs``: figures of each exchange that the task writes, by
-    number. ``reach``: its access to map outputs. ``service``: of its host."""
+    number. ``reach``: its access to map outputs. ``service``: of its host. ``rows_from``: the number of the
+    partition that the received rows are of, as they carry it; None if they do not (`worker.numbered`)."""
 
     options: Options
     application: str
@@ -64,6 +65,7 @@ class Task:
     metrics: TaskMetrics = field(default_factory=TaskMetrics)
     outputs: dict[int, TaskMetrics] = field(default_factory=dict)
     directory: str = ""
+    rows_from: int | None = None
 
     @staticmethod
     def starting(service: HostService, stage: int, partition: int, holders: int = 0) -> Task:
@@ -95,6 +97,15 @@ class Task:
         """Return the memory of one of the task's `holders`. All have equal parts, so that none can starve
         another."""
         return self.memory.share(self.memory.limit // HOLDING_SHARE // max(1, self.holders), label)
+
+    def of_partition(self, number: int) -> Task:
+        """Return this task for the work of another one: the rows of this partition."""
+        return replace(self, partition=number, rows_from=None)
+
+    @property
+    def row_partition(self) -> int:
+        """The number of the partition whose rows the steps treat."""
+        return self.partition if self.rows_from is None else self.rows_from
 
     @property
     def served_by_spark(self) -> bool:

@@ -291,6 +291,38 @@ def limit(job: Job) -> tuple[Any, Any]:
     return len(rows(job.f.limit(17))), 17
 
 
+@case
+def samples(job: Job) -> tuple[Any, Any]:
+    """Over Connect one shuffle takes the map stages of both sides of a join: tasks have other numbers."""
+    found, expected = [], []
+    for plain in (job.spark.range(0, 400, 1, 4), job.few.select("id")):
+        f = sortshuffle.frame(plain)
+        train = f.sample(0.5, 7)
+        drawn = rows(train)
+        rest = f.join(train, "id", "left_anti")
+        found += [sorted([*drawn, *rows(rest)]), rows(f.join(train, "id", "left_semi"))]
+        expected += [rows(plain), drawn]
+        found += [rows(f.union(train)), rows(train.repartition(3, "id")), rows(train.coalesce(1))]
+        expected += [sorted([*rows(plain), *drawn]), drawn, drawn]
+    return list(map(str, found)), list(map(str, expected))
+
+
+@case_of_drivers
+def samples_in_plans_of_sparks(job: Job) -> tuple[Any, Any]:
+    plain = job.spark.range(0, 400, 1, 4)
+    f = sortshuffle.frame(plain)
+    found, expected = [], []
+    for train in (f.sample(0.5, 7), f.repartition(3, "id").sample(0.5, 7)):
+        drawn = rows(train)
+        test = rows_of_either_side(f.exceptAll(train))
+        # as a DataFrame: over Connect, Spark would draw a sample of its own for a call that it makes
+        whole = train.toDF()
+        product = whole.crossJoin(job.spark.range(0, 2, 1, 2).toDF("other")).drop("other")
+        found += [sorted([*drawn, *test]), rows(product), rows(whole.coalesce(1))]
+        expected += [rows(plain), sorted([*drawn, *drawn]), drawn]
+    return list(map(str, found)), list(map(str, expected))
+
+
 # ---- what Spark does --------------------------------------------------------------------------------------
 
 

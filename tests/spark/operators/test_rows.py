@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -123,6 +125,117 @@ def test_what_pyspark_takes_for_no_sample_is_none(numbers: DataFrame, arguments:
 def test_a_sample_stays_where_it_is_placed(numbers: DataFrame) -> None:
     frame = sortshuffle.frame(numbers).repartition(3, "k").sample(0.5, 1)
     assert frame._rows.layout.placed_by == (1,)
+
+
+# What a frame's rows come from, and where the sample is drawn
+SAMPLES: dict[str, Callable[[ShuffleFrame, str], ShuffleFrame]] = {
+    "of a DataFrame": lambda f, path: f.sample(0.5, 7),
+    "with replacement": lambda f, path: f.sample(True, 0.5, 7),
+    "of files": lambda f, path: sortshuffle.read(f.sparkSession).parquet(path).sample(0.5, 7),
+    "of an exchange": lambda f, path: f.repartition(3, "k").sample(0.5, 7),
+    "of what is coalesced": lambda f, path: (
+        sortshuffle.read(f.sparkSession).parquet(path).coalesce(2).sample(0.5, 7)
+    ),
+    "of a union": lambda f, path: f.filter("id < 500").union(f.filter("id >= 500")).sample(0.5, 7),
+    "in a union": lambda f, path: f.filter("id < 5").union(f.sample(0.5, 7).filter("id >= 5")),
+    "before an exchange": lambda f, path: f.sample(0.5, 7).repartition(3, "k"),
+    "in a join": lambda f, path: (
+        f.repartition(3, "k").sample(0.5, 7).join(keys(f).repartition(3, "k"), "k").select("id", "k")
+    ),
+    "in a broadcast join": lambda f, path: (
+        f.sample(0.5, 7).join(sortshuffle.broadcast(keys(f)), "k").select("id", "k")
+    ),
+    "behind a function": lambda f, path: (
+        f.mapInArrow(tagged(-2000), "id long, k int").sample(0.5, 7).filter("id < 1000")
+    ),
+}
+
+
+def keys(frame: ShuffleFrame) -> ShuffleFrame:
+    return frame.select("k").distinct()
+
+
+def what_spark_makes(sample: DataFrame, whole: DataFrame) -> dict[str, Counter[int]]:
+    """The ids of a sample of ``whole`` in several plans of Spark's, in which its tasks have other numbers."""
+    spark = whole.sparkSession
+    others = whole.selectExpr("-1 - id as id", "k")
+    plain = sample.toDF() if isinstance(sample, ShuffleFrame) else sample
+    pairs = spark.range(0, 3, 1, 3).toDF("number").crossJoin(sample).collect()
+    every, drawn, left = counted(whole), counted(sample), counted(whole.exceptAll(sample))
+    found = {
+        "alone": drawn,
+        "union": counted(others.union(sample).where("id >= 0")),
+        "coalesce": counted(plain.coalesce(1)),
+        "exceptAll": (every - left) + (drawn - every),  # drawn several times, a row is left over only once
+        "intersectAll": counted(whole.intersectAll(sample)) + (drawn - every),
+        **{f"crossJoin {n}": Counter(row.id for row in pairs if row.number == n) for n in range(3)},
+    }
+    sample.persist()
+    try:
+        found["persisted"] = counted(others.union(sample).where("id >= 0"))
+        found["read again"] = counted(sample)
+    finally:
+        sample.unpersist()
+    return {**found, "unpersisted": counted(others.union(sample).where("id >= 0"))}
+
+
+def counted(frame: DataFrame) -> Counter[int]:
+    return Counter(row.id for row in frame.select("id").collect())
+
+
+@pytest.mark.parametrize("kind", [*SAMPLES, "of Spark's own"])
+def test_a_sample_holds_the_same_rows_in_each_plan_of_sparks(
+    spark: SparkSession, numbers: DataFrame, scanned: Path, kind: str
+) -> None:
+    sample = numbers.sample(0.5, 7)
+    if kind in SAMPLES:
+        sample = ours = SAMPLES[kind](sortshuffle.frame(numbers), str(scanned))
+        assert ours._own_rows is not None, ours._crossings
+    with confs(spark, {"spark.sql.autoBroadcastJoinThreshold": "-1"}):  # so that `crossJoin` is a product
+        found = what_spark_makes(sample, numbers)
+    drawn = found["alone"]
+    assert 400 < drawn.total() < 600  # 500 expected, standard deviation 16, with replacement 22
+    assert [name for name, each in found.items() if each != drawn] == []
+
+
+def test_what_is_not_in_a_sample_and_the_sample_are_all_rows(numbers: DataFrame) -> None:
+    frame = sortshuffle.frame(numbers)
+    train = frame.sample(0.8, seed=3)
+    test = frame.exceptAll(train)
+    assert sorted(ids(train) + ids(test)) == list(range(1000))
+
+
+def test_a_sample_of_a_persisted_frame_is_the_same(numbers: DataFrame) -> None:
+    frame = sortshuffle.frame(numbers).repartition(3, "k")
+    expected = counted(frame.sample(0.5, 7))
+    frame.persist()
+    try:
+        assert counted(numbers.union(frame.sample(0.5, 7))) - counted(numbers) == expected
+        assert counted(frame.sample(0.5, 7)) == expected
+    finally:
+        frame.unpersist()
+    assert counted(frame.sample(0.5, 7)) == expected
+
+
+def test_partitions_of_local_rows_draw_numbers_of_their_own(spark: SparkSession) -> None:
+    """Spark computes columns of such rows while it plans."""
+    table = pa.table({"id": pa.array(range(1000), pa.int64())})
+    local = spark.createDataFrame(table)
+    plan: Any = local
+    assert "LocalRelation" in plan._jdf.queryExecution().optimizedPlan().toString()
+    frame = sortshuffle.frame(local)
+    assert partition_count(frame) == 2
+    sample = frame.sample(0.5, 7)
+    kept = ids(sample)
+    assert {each for each in kept if each < 500} != {each - 500 for each in kept if each >= 500}
+    assert sorted(ids(sample) + ids(frame.exceptAll(sample))) == list(range(1000))
+    assert kept == ids(frame.union(sample))[1000:]
+
+
+def test_only_rows_for_a_sample_carry_the_number_of_their_partition(numbers: DataFrame) -> None:
+    frame: Any = sortshuffle.frame(numbers).filter(pc.field("id") > 3)
+    plans = [each.toDF()._jdf.queryExecution().toString() for each in (frame, frame.sample(0.5, 7))]
+    assert ["spark_partition_id" in plan.lower() for plan in plans] == [False, True]
 
 
 # --- union ----------------------------------------------------------------------------------------------
