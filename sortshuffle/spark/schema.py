@@ -103,7 +103,7 @@ def parse_schema(schema: st.StructType | str) -> st.StructType:
 def copy_of(schema: st.StructType) -> st.StructType:
     """Return a copy, whose types are those of ``schema`` where PySpark has one object of a type: users may
     compare types with ``is``."""
-    singletons = {id(each): each for each in st.DataTypeSingleton._instances.values()}
+    singletons = {id(each): each for each in list(st.DataTypeSingleton._instances.values())}
     return copy.deepcopy(schema, singletons)
 
 

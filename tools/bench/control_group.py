@@ -75,7 +75,11 @@ class ControlGroup:
             (directory / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> list[int]:
-        return [int(line) for line in (self._memory / "cgroup.procs").read_text().split()]
+        """Return the processes. Raises `OSError` if some are another container's, which cannot be seen."""
+        found = [int(line) for line in (self._memory / "cgroup.procs").read_text().split()]
+        if 0 in found:  # `os.kill(0)` would end our own process group
+            raise OSError(f"{self._memory} has processes of another container")
+        return found
 
     def wait_until_empty(self) -> list[int]:
         """Wait until all processes have ended; kill those that do not, and return them."""
@@ -158,7 +162,7 @@ def control_group(memory: int, owner: str = "bench") -> Iterator[ControlGroup]:
         finally:
             group.kill()
     finally:
-        for directory in made:
+        for directory in reversed(made):  # that of memory, by which `kill_left` finds the group, comes last
             _remove(directory)
 
 
@@ -169,7 +173,7 @@ def kill_left(owner: str) -> None:
     for path in sorted(_hierarchies(is_second_version)["memory"].glob(f"sortshuffle-{owner}-*")):
         directories = _directories(path.name, is_second_version)
         ControlGroup(directories, is_second_version).kill()
-        for directory in directories.values():
+        for directory in reversed(list(directories.values())):  # that by which the group is found comes last
             _remove(directory)
 
 

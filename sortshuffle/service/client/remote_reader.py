@@ -89,6 +89,7 @@ class RemoteReader(ExtentReader):
                 error = suspect.error
             # not in the handler: what else goes wrong here must not have the suspicion as its context
             self._expect_sound(error, extent)
+            del error, memory  # the error keeps what was read, too
             memory = self._fetch_alone(extent)
         try:
             return super().checked(memory, extent)

@@ -124,8 +124,11 @@ class ParquetJob:
                 calls.rename(os.path.join(attempts, name), os.path.join(whole, name))
             try:
                 _commit(whole, self.target, names, replaced=f"{staging}.replaced", how=self.how)
-            finally:  # an interrupt may come when the commit is done
-                _refresh(self.chain.context.spark, self.target)
+            except BaseException:  # an interrupt may come when the commit is done
+                with suppress(Exception):  # this error counts
+                    _refresh(self.chain.context.spark, self.target)
+                raise
+            _refresh(self.chain.context.spark, self.target)
         finally:
             _discard(staging)
 

@@ -82,6 +82,8 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         if name in _MEANINGS:
             settings[_MEANINGS[name]] = value
             fixed.add(_MEANINGS[name])
+    if "MASTER" in environment:  # the last place where spark-submit looks
+        settings.setdefault("spark.master", environment["MASTER"])
     return Launch(settings, frozenset(fixed & {JARS, DRIVER_CLASS_PATH}))
 
 

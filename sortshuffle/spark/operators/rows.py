@@ -14,10 +14,8 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.operators.expressions import quote, resolve
 from sortshuffle.spark.operators.layouts import common_context, exchange_rows, order_rows
 from sortshuffle.spark.operators.twin import empty_twin
-from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, next_number
 from sortshuffle.spark.plan.origins import (
     DataFrameOrigin,
@@ -120,12 +118,11 @@ def union_by_name(rows: Rows, other: Rows, allow_missing: bool) -> Rows:
 
 
 def _positions_by_name(rows: Rows, schema: StructType) -> list[int | None]:
-    case_sensitive = rows.context.case_sensitive
-    own = {fold_case(name, case_sensitive) for name in rows.columns}
-    return [
-        resolve(quote(name), rows.schema, case_sensitive) if fold_case(name, case_sensitive) in own else None
-        for name in schema.names
-    ]
+    """Return the position of each of the union's columns in ``rows``, None for those that it lacks. Spark has
+    matched the names, by its setting of now: a spelling that the union has, too, is a column of its own."""
+    own = {name: at for at, name in enumerate(rows.columns)}
+    folded = {name.lower(): at for name, at in own.items() if name not in schema.names}
+    return [own.get(name, folded.get(name.lower())) for name in schema.names]
 
 
 def _united(inputs: Sequence[tuple[Rows, Sequence[int | None]]], schema: StructType) -> Rows:

@@ -61,9 +61,10 @@ def _numbered(rows: DataFrame, opening: Opening, steps: Sequence[Step]) -> tuple
     if not (opening.needs_number or need_number(steps)):
         return rows, opening
     # Spark computes an ordinary column of local rows while it plans, and all of them would have the number 0.
-    # It does not do so with a generator
-    number = sf.explode(sf.array(sf.spark_partition_id()))
-    return rows.select("*", number.alias(NUMBER)), ReadNumbered(opening)
+    # It does not do so with a generator. But of `explode` it knows that no rows give no rows: it would leave
+    # out the stage over an input that turned out to be empty, though a function may make rows there
+    number = sf.inline(sf.array(sf.struct(sf.spark_partition_id().alias(NUMBER))))
+    return rows.select("*", number), ReadNumbered(opening)
 
 
 def stage_name(number: int, origin: Origin, purpose: str = "") -> str:

@@ -6,10 +6,10 @@ exchanges, merge or sort note their errors (`noting`). Errors of the user's own 
 are noted, too. A stage raises a noted error where its chain ends, before it completes a file.
 
 Functions of PySpark's own RDDs run in the same worker, before a stage or after it. They may also read a group
-that is on disk after its stage has ended. No stage may come that could raise an error that they catch. So a
-noted error also adds a report that cannot be pickled. PySpark sends reports after the last record, and a
-worker that cannot send them ends. So Spark fails the task, and calls the worker crashed. The worker's log has
-the error.
+that is on disk after its stage has ended. If they catch an error, perhaps no stage follows that could raise
+it again. So a noted error also adds a report that cannot be pickled. PySpark sends reports after the last
+record, and a worker that cannot send them ends. So Spark fails the task, and calls the worker crashed. The
+worker's log has the error.
 """
 
 from __future__ import annotations
@@ -38,17 +38,30 @@ class _Attempt:
     reporter: Reporter
     failure: Exception | None = None
 
+    def fail_task(self) -> None:
+        """Make the task fail, even if nobody raises its failure again."""
+        assert self.failure is not None
+        self.reporter.add(NOWHERE, NOWHERE, cast(TaskReport, _Unsendable(self.failure)))
+
 
 _latest: _Attempt | None = None
 """The latest attempt in this process: a worker runs one task at a time."""
 
 
 def begin_noting(reporter: Reporter) -> None:
-    """Note failures of the running task attempt from now on. ``reporter``: of one of its stages."""
+    """Note failures of the running task attempt from now on. ``reporter``: of one of its stages. A task may
+    use this worker several times, for partitions that Spark has coalesced. Each time PySpark sends only what
+    reporters of that time have, so the latest reporter is the one to add to."""
     global _latest
     number = _running_number()
-    if number is not None and (_latest is None or _latest.number != number):
+    if number is None:
+        return
+    if _latest is None or _latest.number != number:
         _latest = _Attempt(number, reporter)
+        return
+    _latest.reporter = reporter
+    if _latest.failure is not None:
+        _latest.fail_task()
 
 
 @contextmanager
@@ -86,7 +99,7 @@ def _note(error: Exception) -> None:
     attempt = _running()
     if attempt is not None and attempt.failure is None:
         attempt.failure = error
-        attempt.reporter.add(NOWHERE, NOWHERE, cast(TaskReport, _Unsendable(error)))
+        attempt.fail_task()
 
 
 class _Unsendable:

@@ -104,7 +104,8 @@ class RecordStage:
                 yield from self.closing.close(stream, task, opened)
                 return
             except Exception as error:
-                failure = noted() or error  # a user's function may have put another in its place
+                own = noted()  # a user's function may have put another in its place
+                failure = error if own is None else own
             raise failure  # not in the handler, where its context would be replaced
 
     def _task(self, split: int) -> Task:

@@ -205,6 +205,19 @@ def test_what_is_not_in_a_sample_and_the_sample_are_all_rows(numbers: DataFrame)
     assert sorted(ids(train) + ids(test)) == list(range(1000))
 
 
+def test_rows_that_a_function_makes_of_none_are_sampled(spark: SparkSession) -> None:
+    """Spark knows only when it runs that its shuffle has no rows."""
+
+    def count(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"n": [sum(map(len, parts))]})
+
+    empty = spark.range(10).filter("id * 2 = 7").repartition(1)
+    with confs(spark, {"spark.sql.adaptive.enabled": "true"}):
+        counted = sortshuffle.frame(empty).mapInPandas(count, "n long")
+        assert counted.sample(1.0, 7).collect() == counted.collect() == [(0,)]
+        assert empty.mapInPandas(count, "n long").collect() == [(0,)]
+
+
 def test_a_sample_of_a_persisted_frame_is_the_same(numbers: DataFrame) -> None:
     frame = sortshuffle.frame(numbers).repartition(3, "k")
     expected = counted(frame.sample(0.5, 7))
@@ -283,6 +296,20 @@ def test_a_union_of_every_type(spark: SparkSession) -> None:
     first, second = (data_frame(spark, every_type(seed, 40)) for seed in (1, 2))
     united = sortshuffle.frame(first).union(sortshuffle.frame(second).repartition(2, "id"))
     assert differences(united, first.union(second.repartition(2, "id"))) == []
+
+
+@pytest.mark.parametrize(("before", "after"), [("true", "false"), ("false", "true")])
+def test_a_union_by_name_matches_by_the_setting_of_the_call(
+    spark: SparkSession, before: str, after: str
+) -> None:
+    """Also where rows came to Python under another one."""
+    left, right = spark.createDataFrame([(1,)], "k long"), spark.createDataFrame([(2,)], "K long")
+    with confs(spark, {"spark.sql.caseSensitive": before}):
+        frames = [sortshuffle.frame(each).repartition(1) for each in (left, right)]
+        assert [each.count() for each in frames] == [1, 1]
+    with confs(spark, {"spark.sql.caseSensitive": after}):
+        ours = frames[0].unionByName(frames[1], allowMissingColumns=True)
+        assert ours.collect() == left.unionByName(right, allowMissingColumns=True).collect()
 
 
 def test_a_union_by_name_finds_columns_wherever_they_are(spark: SparkSession) -> None:

@@ -651,6 +651,22 @@ def test_a_task_whose_last_function_swallows_an_error_of_ours_fails(
     assert damaged.count() == 10  # the file was lost for Spark, too, which made it again
 
 
+@pytest.mark.parametrize("place", [70, -1])
+def test_a_task_that_reads_several_partitions_fails_for_each(
+    sc: SparkContext, directory: Path, place: int
+) -> None:
+    """Spark runs the stage in one worker for each of the partitions that it has coalesced."""
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(2)
+    assert shuffled.count() == 10
+    file = next(directory.rglob("*.data"))
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+        shuffled.toRDD().mapPartitions(swallowing).coalesce(1).collect()
+    assert shuffled.count() == 10
+
+
 def unreadable(_: SpilledPart) -> Any:
     raise OSError("the group cannot be read")
 

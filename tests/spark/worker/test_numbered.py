@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from sortshuffle.memory.budget import MemoryBudget
@@ -38,6 +40,18 @@ def test_a_task_is_told_the_number_before_the_first_row_is_read() -> None:
     batches = list(rows)
     assert {batch.schema for batch in batches} == {SCHEMA}
     assert sum(batch.num_rows for batch in batches) == 6
+
+
+def test_the_first_rows_do_not_live_until_the_last() -> None:
+    memory = np.zeros(1000, np.int64)
+    first = pa.Array.from_buffers(pa.int64(), 1000, [None, pa.py_buffer(memory)])
+    alive = weakref.ref(memory)
+    batches = [pa.record_batch({"id": first, NUMBER: [3] * 1000}), *received(3, [2, 2])]
+    del memory, first
+    rows = ReadNumbered(SparkRows(SCHEMA)).open((batches.pop(0) for _ in range(3)), task())
+    assert next(rows).num_rows == 1000
+    assert next(rows).num_rows == 2
+    assert alive() is None
 
 
 def test_a_task_without_rows_has_its_own_number() -> None:

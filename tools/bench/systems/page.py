@@ -65,7 +65,8 @@ def records(lines: Sequence[str]) -> dict[str, Record]:
 def _counts(case: str, record: Record) -> bool:
     able = {system for work in WORKS if work.name == case for system in work.systems}
     are_all = able == {*record["systems"], *record["failures"]}
-    return are_all and not record.get("dirty", True) and _turns(record) >= LEAST_TURNS
+    has_ours = not {*OURS, "spark"}.isdisjoint(record["systems"])
+    return are_all and has_ours and not record.get("dirty", True) and _turns(record) >= LEAST_TURNS
 
 
 def _turns(record: Record) -> int:
@@ -139,7 +140,7 @@ def _disturbed(record: Record) -> str:
     if not all("stolen" in usage for usage, _ in usages):
         return ""
     most = max((usage["foreign"] + usage["stolen"]) / seconds / CORES for usage, seconds in usages)
-    return f" Others took at most {most:.1%} of the cores' time in a turn."
+    return f" Others took at most {most:.1%} of the cores' time in a timed run."
 
 
 def plot(record: Record, path: Path) -> None:

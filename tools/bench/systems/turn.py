@@ -61,13 +61,17 @@ class Turn:
 @contextmanager
 def alone(data: Path) -> Iterator[None]:
     """Keep other comparisons off this checkout's data for the time of the block. End and delete what one that
-    was killed has left: its processes would take cores from ours. Ends the program if another one runs."""
+    was killed has left: its processes would take cores from ours. (Ray's sockets in /tmp stay.) Ends the
+    program if another one runs."""
     with (data / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit("another comparison runs in this checkout")
-        kill_left(_owner(data))
+        try:
+            kill_left(_owner(data))
+        except OSError as error:
+            sys.exit(f"what a killed comparison has left cannot be ended: {error}")
         for directory in data.glob(f"{DIRECTORY}*"):
             shutil.rmtree(directory, ignore_errors=True)
         yield
@@ -75,7 +79,8 @@ def alone(data: Path) -> Iterator[None]:
 
 def _owner(data: Path) -> str:
     """Return by what the control groups of comparisons with this data are known."""
-    return f"compare-{zlib.crc32(bytes(data.resolve())):08x}"
+    place = f"{os.uname().nodename} {data.resolve()}"  # containers may have one path, and share the groups
+    return f"compare-{zlib.crc32(place.encode()):08x}"
 
 
 def take_turn(system: str, work: Work, fewer: int, warm_ups: int) -> Turn:

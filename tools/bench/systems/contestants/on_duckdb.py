@@ -51,7 +51,8 @@ def sort(connection: duckdb.DuckDBPyConnection, files: list[str], output: str) -
 
 def spreads_of_part(files: list[str], part: int) -> pd.DataFrame:
     chosen = f"hash(k) % {PROCESSES} = {part}"
-    return spreads(duckdb.sql(f"SELECT k, v FROM read_parquet({files}) WHERE {chosen}").df())
+    with duckdb.connect(config={"threads": 1}) as connection:
+        return spreads(connection.sql(f"SELECT k, v FROM read_parquet({files}) WHERE {chosen}").df())
 
 
 def groups(_: Any, files: list[str]) -> Any:
