@@ -199,7 +199,8 @@ def _coalesced_by_spark(chain: Chain, count: int, to_df: Callable[[], DataFrame]
     # a step that knows the number of its partition; a broadcast join may have one below it
     may_sample = chain.origin.exchanges() or any(isinstance(step, Sample) for step in chain.steps)
     if context.planner.zips and may_sample:
-        # Spark's task has one number for all the partitions that it reads; those of a union have their own
+        # a partition without rows would have the number of Spark's task (`worker.numbered`), which reads
+        # several; those of a union have their own
         numbered = Chain(context, UnionOrigin((chain,)), chain.schema, chain.wire)
         rows = plan_stage(numbered, next_number(), ToSpark(), chain.schema)
         numbered.leave_to_spark()

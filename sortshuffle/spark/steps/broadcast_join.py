@@ -75,7 +75,8 @@ def _control_and_own_rows(received: Batches) -> tuple[list[pa.RecordBatch], Batc
         own = _unwrap(batch, "rows")
         if own.num_rows:
             others = (_unwrap(batch, "rows") for batch in received)
-            return control, chain((own,), others)
+            # an iterator, because `chain` would hold a tuple until its end, and so the first rows
+            return control, chain(iter((own,)), others)
     return control, iter(())
 
 

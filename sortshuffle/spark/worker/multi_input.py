@@ -131,7 +131,9 @@ class ReadUnion:
         # the number within this input, as its steps and exchanges count partitions
         task = task.of_partition(partition - sum(self.partitions[:number]))
         opening, steps = self.inputs[number]
-        others = (batch for batch in chain((first.slice(1),), received) if batch.num_rows)
+        # an iterator, because `chain` would hold a tuple until its end, and so the first rows
+        others = (batch for batch in chain(iter((first.slice(1),)), received) if batch.num_rows)
+        del first
         own = (_unwrapped(batch, 1 + number) for batch in others)
         with ExitStack() as opened:
             yield from apply_steps(opening.open(own, task), steps, task, opened)

@@ -566,17 +566,24 @@ def test_a_lost_file_is_named_and_sparks_control_files_go_with_it(sc: SparkConte
     assert not list(control_files(owner.local_directories, attempt))
 
 
-def test_a_flipped_bit_is_named(sc: SparkContext, directory: Path) -> None:
-    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(1)
+def shuffled_and_damaged(
+    sc: SparkContext, directory: Path, partitions: int = 1, place: int = 70
+) -> tuple[ShuffleRDD, Path]:
+    """Return a shuffled RDD of ten pairs, and its data file, in which a bit is flipped."""
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(partitions)
     assert shuffled.count() == 10
-    damaged = next(directory.rglob("*.data"))
-    content = bytearray(damaged.read_bytes())
-    content[70] ^= 1
-    damaged.write_bytes(content)
+    file = next(directory.rglob("*.data"))
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    return shuffled, file
 
+
+def test_a_flipped_bit_is_named(sc: SparkContext, directory: Path) -> None:
+    shuffled, file = shuffled_and_damaged(sc, directory)
     with pytest.raises(PythonException, match="CorruptDataError") as raised:
         shuffled.count()
-    assert damaged.name in str(raised.value)
+    assert file.name in str(raised.value)
 
 
 def swallowing(records: Iterable[Any]) -> Iterator[Any]:
@@ -613,13 +620,7 @@ HIDDEN: dict[str, Callable[[Any, RDD[Any]], Any]] = {
 def damaged(sc: SparkContext, directory: Path) -> ShuffleRDD:
     """A shuffled RDD of pairs with a damaged file. A single task reads it: the first that fails makes Spark
     write the file again, and a second one might wait for that and succeed."""
-    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(1)
-    assert shuffled.count() == 10
-    file = next(directory.rglob("*.data"))
-    content = bytearray(file.read_bytes())
-    content[70] ^= 1
-    file.write_bytes(content)
-    return shuffled
+    return shuffled_and_damaged(sc, directory)[0]
 
 
 @pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
@@ -656,12 +657,7 @@ def test_a_task_that_reads_several_partitions_fails_for_each(
     sc: SparkContext, directory: Path, place: int
 ) -> None:
     """Spark runs the stage in one worker for each of the partitions that it has coalesced."""
-    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(2)
-    assert shuffled.count() == 10
-    file = next(directory.rglob("*.data"))
-    content = bytearray(file.read_bytes())
-    content[place] ^= 1
-    file.write_bytes(content)
+    shuffled, _ = shuffled_and_damaged(sc, directory, partitions=2, place=place)
     with pytest.raises(Exception, match="Python worker exited unexpectedly"):
         shuffled.toRDD().mapPartitions(swallowing).coalesce(1).collect()
     assert shuffled.count() == 10
