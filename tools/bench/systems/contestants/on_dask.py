@@ -68,7 +68,7 @@ def groups(client: Client, files: list[str]) -> Any:
 
 def aggregate(client: Client, files: list[str], key: str) -> Any:
     rows = read(files, columns=[key, "v"])
-    sums = rows.groupby(key)["v"].agg(["count", "sum"], split_out=rows.npartitions)
+    sums = rows.groupby(key)["v"].agg(["count", "sum"], split_out=1)  # no shuffle: quicker in both cases
     found = dask.compute(sums["count"].count(), sums["count"].sum(), sums["sum"].sum())
     return [int(found[0]), int(found[1]), number(found[2])]
 
