@@ -1,6 +1,8 @@
 """sortshuffle: a sort-merge blocking shuffle on disk for PySpark jobs.
 
     import sortshuffle
+    spark = sortshuffle.session(SparkSession.builder)    # a job as it is: all its shuffles
+    spark = sortshuffle.configure(SparkSession.builder).getOrCreate()  # Spark's own stages only
     frame = sortshuffle.frame(df)                        # from any DataFrame
     frame = sortshuffle.read(spark).parquet("lineitem")  # scanned in Python
     frame.repartition(64, "k").groupBy("k").applyInArrow(score, "k long, s double").toDF()

@@ -345,8 +345,8 @@ class Options:
         _seconds(5.0),
         "a time of at least 5s, such as 30s, 10min",
         "seconds",
-        "How long a finished map output is left alone although Spark has not yet known it: Spark hears of it"
-        " only when its task ends.",
+        "How long a finished map output is left alone before Spark has registered it. Spark does so when its"
+        " task ends.",
     )
 
     def __post_init__(self) -> None:

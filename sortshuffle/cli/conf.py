@@ -12,7 +12,7 @@ import click
 from sortshuffle import calls
 from sortshuffle.errors import OptionError
 from sortshuffle.spark.manager.jar import jar_path, why_no_jar
-from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, defaults_file, launch_of
+from sortshuffle.spark.manager.launch import MASTER, SUBMIT_ARGUMENTS, defaults_file, launch_of
 from sortshuffle.spark.manager.settings import (
     MANAGER,
     PYTHON,
@@ -44,8 +44,8 @@ def conf(properties: bool, python: str | None) -> None:
 
     Exit codes: 0 printed, 1 the manager cannot be on, 2 the call is wrong.
     """
-    # without the submit arguments of this command's own environment: spark-submit does not have them
-    environment = {**os.environ, SUBMIT_ARGUMENTS: ""}
+    # without what names arguments or a master here: those of spark-submit are its own
+    environment = {name: os.environ[name] for name in os.environ if name not in (SUBMIT_ARGUMENTS, MASTER)}
     before, release = dict(launch_of(environment).settings), _release()
     _name_target(release, defaults_file(environment))
     reason = _why_not(release, before)

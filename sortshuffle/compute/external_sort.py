@@ -80,7 +80,10 @@ class ExternalSort:
         size = SpillSize.within(self.memory.limit)
         file = self.new_file(spill_header(self.payload))
         with SpillWriter(file, self.payload, size, self.memory, self.metrics) as spill:
-            for piece in chain((first_unheld,), pieces):
+            # an iterator, because `chain` would hold a tuple until its end, and so the piece
+            waiting = iter((first_unheld,))
+            del first_unheld
+            for piece in chain(waiting, pieces):
                 if not held.add_if_fits(piece):
                     spill.write_run(self._in_order(held, size.region))
                     held.add(piece)

@@ -1,6 +1,6 @@
 """Arrow arrays seen as NumPy arrays, without a copy where Arrow's layout allows it.
 
-Only this module of the package knows Arrow's memory layout. Rules:
+Partitioners know Arrow's memory layout only through this module. Rules:
 
 * An array may be a slice of a longer one: every function honours its offset and returns one entry per row of
   the slice.

@@ -6,6 +6,7 @@
     events                     control records between the data
     compression                compression of single buffers
     ordering, sort_memory      the order of rows by key; the memory that sorting takes
+    stable_order               the stable order of int64 values
 
 Used by `writing` to encode and by `reading` to decode. Knows nothing of files or tasks.
 """

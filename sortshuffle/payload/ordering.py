@@ -31,8 +31,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sortshuffle.errors import ColumnError
+from sortshuffle.payload.stable_order import Int64s as Int64s
+from sortshuffle.payload.stable_order import stable_order
 
-Int64s = npt.NDArray[np.int64]
 RankColumn: TypeAlias = Union[Int64s, "TextRanks"]
 KeyRow: TypeAlias = tuple[Any, ...]
 
@@ -353,37 +354,26 @@ def _ranks_by_arrow(column: pa.Array) -> Int64s:
 
 
 def _sort_numbers(columns: Iterable[Int64s], rows: int) -> Int64s:
-    """Sort rows stably by int64 columns, which are made only as far as needed; return the rows' positions.
-
-    For each column: sort unstably by value, then sort (rank, row) packed into one int64, which makes the
-    order stable. NumPy has vector instructions for unstable sorts only: 65,536 random keys took 0.9 ms this
-    way, 3.6 ms with ``kind="stable"``, 4.2 ms with Arrow's sort_indices.
-    """
+    """Sort rows stably by int64 columns, which are made only as far as needed; return the rows' positions."""
     if rows >= 2**31:
         return np.lexsort((np.arange(rows), *reversed(list(columns))))
-    order = np.arange(rows, dtype=np.int64)
-    ranks: Int64s | None = None  # dense ranks of the rows in `order`; None while all rows are equal
+    order: Int64s | None = None  # None while all rows are equal
+    ranks = np.zeros(rows, np.int64)  # dense ranks of the rows in `order`
     for column in columns:
-        if ranks is None:
-            if _is_constant(column):
-                continue
-            packed = _sort_packed(column, order)
-        elif ranks[-1] == rows - 1:  # no two rows are equal
+        if order is None:
+            if not _is_constant(column):
+                order, changes = stable_order(column)
+                ranks = np.cumsum(changes) - 1
+            continue
+        if ranks[-1] == rows - 1:  # no two rows are equal
             break
-        else:
-            values = column[order]
-            if not _splits_ties(values, ranks):
-                continue
+        values = column[order]
+        if _splits_ties(values, ranks):
             # order by the rank so far, then by this column
-            packed = _sort_packed(_dense_ranks_of_each(values) | ranks << 32, order)
-        ranks, order = packed >> 32, packed & 0xFFFFFFFF
-    return order
-
-
-def _sort_packed(values: Int64s, rows: Int64s) -> Int64s:
-    """Return (dense rank of the value, row) of every row, packed into int64 and sorted."""
-    positions = np.argsort(values)
-    return np.sort(_dense_ranks(values[positions]) << 32 | rows[positions])
+            both = _dense_ranks_of_each(values) | ranks << 32
+            again, changes = stable_order(both)
+            order, ranks = order[again], np.cumsum(changes) - 1
+    return np.arange(rows) if order is None else order
 
 
 def _splits_ties(values: Int64s, ranks: Int64s) -> bool:
@@ -392,16 +382,10 @@ def _splits_ties(values: Int64s, ranks: Int64s) -> bool:
 
 
 def _dense_ranks_of_each(values: Int64s) -> Int64s:
-    positions = np.argsort(values)
+    """Return for each value how many lesser ones there are, equal ones counted once."""
+    positions, changes = stable_order(values)
     ranks = np.empty(len(values), np.int64)
-    ranks[positions] = _dense_ranks(values[positions])
-    return ranks
-
-
-def _dense_ranks(ordered: Int64s) -> Int64s:
-    """Return the dense ranks of a sorted array: 0 for the first value, one more at each change."""
-    ranks = np.zeros(len(ordered), np.int64)
-    np.cumsum(ordered[1:] != ordered[:-1], out=ranks[1:])
+    ranks[positions] = np.cumsum(changes) - 1
     return ranks
 
 

@@ -141,6 +141,14 @@ def test_what_sparks_defaults_say_may_speak_against_it(
     assert reason in refusal(*arguments)
 
 
+def test_a_master_of_this_environment_is_not_that_of_spark_submit(
+    jar: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.network.crypto.enabled true\n")
+    monkeypatch.setenv("MASTER", "local[2]")
+    assert "rows would cross the network unencrypted" in refusal()
+
+
 def test_without_the_jar_there_is_a_reason_and_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "why_no_jar", lambda: "its jar is not there")
     assert refusal() == "Error: the shuffle manager cannot be on: its jar is not there"

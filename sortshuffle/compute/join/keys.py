@@ -30,7 +30,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from sortshuffle.partitioner.row_hash import hash_rows
-from sortshuffle.payload.ordering import Int64s, RankColumn, Ranks, RowOrder
+from sortshuffle.payload.ordering import SIGN, Int64s, RankColumn, Ranks, RowOrder
+from sortshuffle.payload.stable_order import stable_order
 
 Hashes = npt.NDArray[np.uint64]
 Groups = npt.NDArray[np.int32]
@@ -243,12 +244,9 @@ class KeyTable:
 
 def _grouped(keys: Keys, hashes: Hashes) -> tuple[Int64s, Int64s]:
     """Return the rows in the order of (hash, key, row), and where each key begins among them."""
-    order = np.argsort(hashes)
-    begins = _changes(hashes[order])
-    if len(begins) == len(order):
-        return order, begins
-    order = _ascending_within(order, begins)
-    if keys.are_hashes:
+    order, changes = stable_order((hashes ^ SIGN).view(np.int64))
+    begins = np.flatnonzero(changes)
+    if keys.are_hashes or len(begins) == len(order):
         return order, begins
     counts = np.diff(np.append(begins, len(order)))
     same = keys.take(order).equal(keys.take(np.repeat(order[begins], counts)))
@@ -267,19 +265,6 @@ def _grouped(keys: Keys, hashes: Hashes) -> tuple[Int64s, Int64s]:
     order = np.lexsort((np.arange(len(order)), part, hashes))
     begins = np.flatnonzero(_is_change(hashes[order]) | _is_change(part[order]))
     return order, begins
-
-
-def _ascending_within(order: Int64s, begins: Int64s) -> Int64s:
-    """Return the same groups of rows, with the rows of each group ascending."""
-    starts = np.zeros(len(order), np.int64)
-    starts[begins] = 1
-    packed: Int64s = np.sort(np.cumsum(starts) << 32 | order)  # a table has less than 2**31 rows
-    packed &= 0xFFFF_FFFF
-    return packed
-
-
-def _changes(ordered: npt.NDArray[np.generic]) -> Int64s:
-    return np.flatnonzero(_is_change(ordered))
 
 
 def _is_change(ordered: npt.NDArray[np.generic]) -> Bools:

@@ -126,8 +126,8 @@ class GroupIterateInArrow(GroupFunction):
         if self.takes_key:
             first = next(group)
             before = (arrow_key(first, self.keys),)
-            group = itertools.chain([first], group)
-            del first  # only the chain refers to it now
+            group = itertools.chain(iter((first,)), group)  # `chain` would hold a list until its end
+            del first
         results = iterate(self.function, before, group, pa.RecordBatch, self.declared, any_iterable=False)
         with CloseAtEnd(results):
             for batch in results:
@@ -194,8 +194,8 @@ class GroupIterateInPandas(GroupFunction):
         if self.takes_key:
             first = next(group)
             before = (pandas_key(pandas_series(first.slice(0, 1), self.conf), self.keys),)
-            group = itertools.chain([first], group)
-            del first  # only the chain refers to it now
+            group = itertools.chain(iter((first,)), group)  # `chain` would hold a list until its end
+            del first
         frames = (frame_of(pandas_series(batch, self.conf)) for batch in group)
         # PySpark accepts any iterable here, but from the Arrow form it accepts only an iterator
         results = iterate(self.function, before, frames, pd.DataFrame, self.declared, any_iterable=True)

@@ -29,6 +29,7 @@ from sortshuffle.errors import UsageError
 from sortshuffle.spark.manager.settings import DRIVER_CLASS_PATH, JARS, MANAGER
 
 SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+MASTER = "MASTER"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
 _DEFAULTS_FILE = "spark-defaults.conf"
 _MEANINGS = {"--jars": JARS, "--driver-class-path": DRIVER_CLASS_PATH, "--master": "spark.master"}
@@ -82,8 +83,8 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         if name in _MEANINGS:
             settings[_MEANINGS[name]] = value
             fixed.add(_MEANINGS[name])
-    if "MASTER" in environment:  # the last place where spark-submit looks
-        settings.setdefault("spark.master", environment["MASTER"])
+    if MASTER in environment:  # the last place where spark-submit looks
+        settings.setdefault("spark.master", environment[MASTER])
     return Launch(settings, frozenset(fixed & {JARS, DRIVER_CLASS_PATH}))
 
 

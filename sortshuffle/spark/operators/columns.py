@@ -1,9 +1,10 @@
-"""``withColumn``, ``withColumns``.
+"""New columns: ``withColumn``, ``withColumns``, and projections.
 
-New columns are computed by Arrow expressions, such as ``pyarrow.compute.field("a") + 1``, by Arrow's rules;
-docs/spark.md lists the differences from Spark's rules. Spark's plain column references and plain literals are
-accepted, too. Spark determines names and types, and reports errors, by analysing the call on a twin of the
-frame: a DataFrame of the same columns.
+`with_columns` takes Arrow expressions, such as ``pyarrow.compute.field("a") + 1``, which follow Arrow's
+rules; docs/spark.md lists the differences from Spark's rules. It also takes Spark's plain column references
+and plain literals. Spark determines names and types, and reports errors, by analysing the call on a twin of
+the frame: a DataFrame of the same columns. `project` takes what `operators.translation` has made of Spark's
+expressions.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def sample(
     if not -_ROUNDING <= fraction <= (math.inf if with_replacement else 1 + _ROUNDING):
         raise UsageError(f"sample() takes a fraction from 0 to 1, or more with replacement, not {fraction}")
     drawn = random.getrandbits(63) if seed is None else int(seed)
-    step = Sample(bool(with_replacement), float(fraction), drawn)
+    step = Sample(bool(with_replacement), max(0.0, float(fraction)), drawn)
     return Rows(rows.chain.then(step, rows.schema), rows.layout)
 
 
@@ -118,11 +118,19 @@ def union_by_name(rows: Rows, other: Rows, allow_missing: bool) -> Rows:
 
 
 def _positions_by_name(rows: Rows, schema: StructType) -> list[int | None]:
-    """Return the position of each of the union's columns in ``rows``, None for those that it lacks. Spark has
-    matched the names, by its setting of now: a spelling that the union has, too, is a column of its own."""
+    """Return the position of each of the union's columns in ``rows``, None for those that it lacks. Spark
+    has matched the names, by its setting of now: a spelling that the union has, too, is a column of its own.
+
+    Raises `UnsupportedError` if a column is left over: the JVM calls more names equal than Python, such as
+    two with different letters for the micro sign.
+    """
     own = {name: at for at, name in enumerate(rows.columns)}
     folded = {name.lower(): at for name, at in own.items() if name not in schema.names}
-    return [own.get(name, folded.get(name.lower())) for name in schema.names]
+    positions = [own.get(name, folded.get(name.lower())) for name in schema.names]
+    if sorted(at for at in positions if at is not None) != list(range(len(rows.columns))):
+        names = ", ".join(rows.columns)
+        raise UnsupportedError(f"unionByName() cannot tell which of the columns {names} Spark calls equal")
+    return positions
 
 
 def _united(inputs: Sequence[tuple[Rows, Sequence[int | None]]], schema: StructType) -> Rows:

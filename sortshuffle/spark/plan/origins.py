@@ -59,6 +59,7 @@ from sortshuffle.spark.worker.multi_input import (
     ReadTogether,
     ReadUnion,
 )
+from sortshuffle.spark.worker.numbered import NUMBER
 from sortshuffle.spark.worker.stages import Opening, PerBatchStep, ReadExchange, SparkRows, ToSpark
 
 
@@ -97,7 +98,9 @@ class DataFrameOrigin(Origin):
             # Spark feeds no rows of a frame without columns
             return self.source.select(sf.lit(True).alias("row"))
         if _are_plain(names):
-            return self._own_source
+            own: Any = self._own_source
+            # Over Spark Connect a view that was replaced since may have its columns in another order
+            return own if is_classic(own.sparkSession) else own.select(*(f"`{name}`" for name in names))
         # `DataFrame.mapInArrow` looks columns up by name, and fails on dots, backticks and duplicates
         return self.source.toDF(*(f"_{at}" for at in range(len(names))))
 
@@ -474,7 +477,7 @@ def lines_of(chains: Sequence[Chain]) -> list[str]:
 
 
 def _are_plain(names: Sequence[str]) -> bool:
-    distinct = {name.lower() for name in names if re.fullmatch(r"\w+", name)}
+    distinct = {name.lower() for name in names if re.fullmatch(r"\w+", name)} - {NUMBER}
     return len(distinct) == len(names)
 
 

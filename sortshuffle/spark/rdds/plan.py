@@ -400,6 +400,6 @@ class RecordExchange:
             chain.origin.rdd(), stage, partitioner, f"sortshuffle {self.describe()}"
         )
         context = chain.context
-        jvm: Any = control._jrdd
-        context.services.remember(context.spark, self.number, lambda: shuffle_before(jvm.rdd()))
+        jvm_rdd = planner.jvm_rdd(control)
+        context.services.remember(context.spark, self.number, lambda: shuffle_before(jvm_rdd))
         return control

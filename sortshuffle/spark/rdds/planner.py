@@ -96,11 +96,17 @@ def is_reproducible(rdd: RDD[Any]) -> bool:
     return _level(rdd) == "DETERMINATE"
 
 
+def jvm_rdd(rdd: RDD[Any]) -> Any:
+    """Return the JVM's object of an RDD."""
+    jvm: Any = rdd._jrdd
+    return jvm.rdd()
+
+
 def is_indeterminate(rdd: RDD[Any]) -> bool:
     """Return whether Spark assumes that a task of this RDD may give different records each time."""
     return _level(rdd) == "INDETERMINATE"
 
 
 def _level(rdd: RDD[Any]) -> str:
-    level: Any = rdd._jrdd.rdd().outputDeterministicLevel()
+    level: Any = jvm_rdd(rdd).outputDeterministicLevel()
     return str(level.toString())

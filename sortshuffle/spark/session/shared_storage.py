@@ -30,6 +30,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from sortshuffle import calls
 from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.homes.environment import environment
 from sortshuffle.options import PREFIX, Options
@@ -123,7 +124,7 @@ class _End:
                 url,
                 self._directory,
             ]
-            subprocess.run(
+            calls.run(
                 program,
                 check=True,
                 timeout=EXIT_SECONDS,

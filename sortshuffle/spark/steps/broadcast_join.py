@@ -57,6 +57,7 @@ class BroadcastJoin:
                         f" {format_size(memory.limit)} that a task may hold of it: leave out broadcast(), or"
                         " give more memory with spark.sortshuffle.memory"
                     )
+            del control  # its batches may be parts of large messages
             build = BuildTable(self.spec, held.concatenate(self.small_schema), is_left=self.small_is_left)
             rows = apply_steps(self.opening.open(own, task), self.steps, task, opened)
             yield from probe(self.spec, build, rows)

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS
+from sortshuffle.payload.ordering import Int64s
 from sortshuffle.spark.worker.stages import Batches, TaskStep
 from sortshuffle.spark.worker.task import Task
 
@@ -50,16 +52,29 @@ class Sample(TaskStep):
         numbers = np.random.default_rng([self.seed & (2**64 - 1), task.row_partition])
         for batch in batches:
             if self.with_replacement:
-                times = numbers.poisson(self.fraction, batch.num_rows)
-                taken = batch.take(pa.array(np.repeat(np.arange(batch.num_rows), times)))
+                yield from _repeated(batch, numbers.poisson(self.fraction, batch.num_rows))
             else:
                 taken = batch.filter(pa.array(numbers.random(batch.num_rows) < self.fraction))
-            if taken.num_rows:
-                yield taken
+                if taken.num_rows:
+                    yield taken
 
     def describe(self) -> str:
         how = ", with replacement" if self.with_replacement else ""
         return f"sample({self.fraction}, seed {self.seed}{how})"
+
+
+def _repeated(batch: pa.RecordBatch, times: Int64s) -> Batches:
+    """Yield each row so many times, in batches of at most `BATCH_ROWS` rows and about `BATCH_BYTES` bytes. A
+    large row makes a batch of its own."""
+    if not times.any():
+        return
+    row_bytes = max(1, batch.nbytes // batch.num_rows)
+    most = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
+    ends = np.cumsum(times)
+    for start in range(0, int(ends[-1]), most):
+        # the row of each of the next places: the first one that ends after it
+        rows = np.searchsorted(ends, np.arange(start, min(start + most, int(ends[-1]))), side="right")
+        yield batch.take(pa.array(rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,10 @@ class ReadNumbered:
     def open(self, received: Batches, task: Task) -> Batches:
         read: list[pa.RecordBatch] = []
         # at once: a function may give rows to the next step before it reads any
-        with task.metrics.step("input"):
-            for batch in received:
-                read.append(batch)
-                if batch.num_rows:
-                    task.rows_from = batch.column(NUMBER)[0].as_py()
-                    break
+        for batch in received:
+            read.append(batch)
+            if batch.num_rows:
+                task.rows_from = batch.column(NUMBER)[0].as_py()
+                break
         # an iterator, because `chain` would hold a list until its end, and so the first rows
         return self.opening.open((each.drop_columns(NUMBER) for each in chain(iter(read), received)), task)

@@ -26,6 +26,7 @@ from function_cases import (
     settings,
     text,
 )
+from lifetimes import watched_numbers
 from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -344,3 +345,36 @@ def test_a_group_is_held_by_the_batch(spark: SparkSession, kind: str, takes_key:
     (result,) = step(step.cut(batches(), RowOrder((0,))))
     assert result.to_pylist() == [{"k": 800_000}]
     assert max(held) <= 2 * one
+
+
+def keyed_arrow(key: tuple[Any, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def keyed_pandas(key: tuple[Any, ...], frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    yield from frames
+
+
+@pytest.mark.parametrize(
+    ("adaptor", "function"), [(GroupApplyInArrow, keyed_arrow), (GroupApplyInPandas, keyed_pandas)]
+)
+def test_the_first_batch_of_a_group_does_not_live_until_the_last(
+    spark: SparkSession, adaptor: Any, function: Any
+) -> None:
+    seen: list[bool] = []
+    keys, alive = watched_numbers(2000, value=1)
+    parts = [batch(k=keys), batch(k=[1] * 2000), batch(k=[1] * 2000)]
+    del keys
+
+    def seeing(key: tuple[Any, ...], parts: Iterator[Any]) -> Iterator[Any]:
+        for each in parts:
+            seen.append(alive() is not None)
+            if len(seen) == 3:
+                yield each
+            del each
+
+    # not pickled, because a copy would have another list
+    step = replace(adaptor.of(function, "k long", CONF, [0]), function=seeing)
+    groups = step.cut((parts.pop(0) for _ in range(3)), RowOrder((0,)))
+    assert [each.num_rows for each in step(groups)] == [2000]
+    assert seen[-1] is False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +31,12 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.options import MIB, Options
+from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS
+from sortshuffle.spark.steps.row_steps import Sample
+from sortshuffle.spark.worker.numbered import NUMBER
+from sortshuffle.spark.worker.task import Task
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,31 @@ def test_a_sample_with_replacement_holds_rows_several_times(numbers: DataFrame) 
     assert 2200 < len(kept) < 2800  # 2,500 expected, standard deviation 50
     assert kept == sorted(kept)
     assert max(kept.count(each) for each in set(kept)) > 4
+
+
+def test_a_large_sample_comes_in_batches_of_a_bounded_size() -> None:
+    few, budget = pa.record_batch({"id": range(10), "text": ["x" * 200_000] * 10}), MemoryBudget(MIB)
+    task = Task(Options(), "app", 5, 0, 0, budget, budget, budget)
+    sample = Sample(with_replacement=True, fraction=30.0, seed=7)
+    drawn = list(sample.run(iter([few]), task, budget))
+    times = np.random.default_rng([7, 0]).poisson(30.0, 10)
+    assert [id for each in drawn for id in each["id"].to_pylist()] == np.repeat(range(10), times).tolist()
+    assert max(each.num_rows for each in drawn) == BATCH_BYTES // (few.nbytes // 10)
+    many = list(sample.run(iter([few.select(["id"]), few.select(["id"]).slice(0, 0)]), task, budget))
+    assert [each.num_rows for each in many] == [times.sum()]
+    wide = pa.record_batch({"id": range(1000)})
+    assert max(each.num_rows for each in sample.run(iter([wide]), task, budget)) == BATCH_ROWS
+
+
+@pytest.mark.parametrize("fraction", [0.0, -1e-7])
+def test_a_sample_of_no_rows_with_replacement_is_empty(numbers: DataFrame, fraction: float) -> None:
+    assert numbers.sample(True, fraction, 7).count() == 0
+    assert ids(sortshuffle.frame(numbers).sample(True, fraction, 7)) == []
+
+
+def test_a_column_may_have_the_name_of_the_number_of_partitions(numbers: DataFrame) -> None:
+    named = numbers.withColumnRenamed("k", NUMBER.upper())
+    assert sorted(ids(sortshuffle.frame(named).sample(1.0, 7))) == list(range(1000))
 
 
 @pytest.mark.parametrize(
@@ -321,6 +353,15 @@ def test_a_union_by_name_finds_columns_wherever_they_are(spark: SparkSession) ->
     assert differences(united, left.unionByName(other, allowMissingColumns=True)) == []
     with pytest.raises(PySparkException, match="b"):
         frames[0].unionByName(sortshuffle.frame(other))
+
+
+def test_a_union_by_name_has_the_columns_that_the_jvm_calls_equal(spark: SparkSession) -> None:
+    """Two letters for the micro sign are one in upper case."""
+    left, right = spark.range(1).toDF("\u00b5s"), spark.range(2).toDF("\u03bcs")
+    expected = left.unionByName(right)
+    ours = sortshuffle.frame(left).unionByName(sortshuffle.frame(right))  # Spark unites them
+    assert ours.columns == expected.columns == ["\u00b5s"]
+    assert ours.collect() == expected.collect() == [(0,), (0,), (1,)]
 
 
 def test_what_cannot_be_united_is_refused(spark: SparkSession) -> None:

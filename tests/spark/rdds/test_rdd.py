@@ -29,11 +29,13 @@ import sortshuffle
 from sortshuffle import ShuffleRDD
 from sortshuffle.cli.main import main as cli
 from sortshuffle.errors import OptionError, UsageError
+from sortshuffle.format.buffer import BUFFER_HEADER_BYTES
 from sortshuffle.format.header import PayloadKind
 from sortshuffle.homes.lifetime import control_files
 from sortshuffle.homes.owner import Owner
 from sortshuffle.options import MIB
 from sortshuffle.spark.rdds.spilling import SpilledPart
+from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
 
@@ -567,14 +569,15 @@ def test_a_lost_file_is_named_and_sparks_control_files_go_with_it(sc: SparkConte
 
 
 def shuffled_and_damaged(
-    sc: SparkContext, directory: Path, partitions: int = 1, place: int = 70
+    sc: SparkContext, directory: Path, partitions: int = 1, damaged: int = 0
 ) -> tuple[ShuffleRDD, Path]:
-    """Return a shuffled RDD of ten pairs, and its data file, in which a bit is flipped."""
+    """Return a shuffled RDD of ten pairs, and its data file, with a flipped bit in a partition's rows."""
     shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(partitions)
     assert shuffled.count() == 10
     file = next(directory.rglob("*.data"))
     content = bytearray(file.read_bytes())
-    content[place] ^= 1
+    index = read_index(PartitionedFile(str(file).removesuffix(".data")))
+    content[extents_of(index, damaged)[0].offset + BUFFER_HEADER_BYTES] ^= 1
     file.write_bytes(content)
     return shuffled, file
 
@@ -652,12 +655,12 @@ def test_a_task_whose_last_function_swallows_an_error_of_ours_fails(
     assert damaged.count() == 10  # the file was lost for Spark, too, which made it again
 
 
-@pytest.mark.parametrize("place", [70, -1])
+@pytest.mark.parametrize("damaged", [0, 1])
 def test_a_task_that_reads_several_partitions_fails_for_each(
-    sc: SparkContext, directory: Path, place: int
+    sc: SparkContext, directory: Path, damaged: int
 ) -> None:
     """Spark runs the stage in one worker for each of the partitions that it has coalesced."""
-    shuffled, _ = shuffled_and_damaged(sc, directory, partitions=2, place=place)
+    shuffled, _ = shuffled_and_damaged(sc, directory, partitions=2, damaged=damaged)
     with pytest.raises(Exception, match="Python worker exited unexpectedly"):
         shuffled.toRDD().mapPartitions(swallowing).coalesce(1).collect()
     assert shuffled.count() == 10

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from lifetimes import watched_numbers
 from oracle import confs, partition_count
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -21,8 +22,9 @@ from sortshuffle import ShuffleFrame
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import MIB, Options
 from sortshuffle.spark.control_rows import SCHEMA as CONTROL
-from sortshuffle.spark.worker.multi_input import ChainInput, Leg, ReadTogether
-from sortshuffle.spark.worker.stages import ReadExchange
+from sortshuffle.spark.steps.broadcast_join import _control_and_own_rows
+from sortshuffle.spark.worker.multi_input import ChainInput, Leg, ReadTogether, ReadUnion
+from sortshuffle.spark.worker.stages import ReadExchange, SparkRows
 from sortshuffle.spark.worker.task import Task
 
 ROWS = 400
@@ -104,6 +106,27 @@ def test_inputs_that_nobody_reads_are_closed(fails: bool) -> None:
         rows.close()  # type: ignore[attr-defined]  # it is a generator
     assert [each.closed for each in step.given] == [True] * 3
     assert budget.used == 0
+
+
+@pytest.mark.parametrize("kind", ["union", "broadcast join"])
+def test_the_first_rows_do_not_live_until_the_last(kind: str) -> None:
+    numbers, alive = watched_numbers(1000)
+    wrapped = [pa.StructArray.from_arrays([numbers], ["id"]), *[pa.array([{"id": 1}, {"id": 2}])] * 2]
+    del numbers
+    rows: Iterator[pa.RecordBatch]
+    if kind == "union":
+        received = (pa.record_batch([[0] * len(wrapped[0]), wrapped.pop(0)], ["id", "own"]) for _ in range(3))
+        budget = MemoryBudget(8 * MIB)
+        task = Task(Options(), "app", 5, 0, 0, budget, budget, budget)
+        union = ReadUnion(((SparkRows(pa.schema([("id", pa.int64())])), ()),), (1,))
+        rows, expected = union.open(received, task), [999, 2]  # the first row only has the partition's number
+    else:
+        none = pa.nulls(1000, pa.struct(CONTROL))
+        own = (wrapped.pop(0) for _ in range(3))
+        received = (pa.record_batch([none[: len(each)], each], ["control", "rows"]) for each in own)
+        (_, rows), expected = _control_and_own_rows(received), [1000, 2]
+    assert [next(rows).num_rows for _ in range(2)] == expected
+    assert alive() is None
 
 
 @pytest.mark.parametrize("codec", ["zstd", "none"])

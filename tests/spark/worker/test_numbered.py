@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
+from lifetimes import watched_numbers
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import MIB, Options
@@ -37,17 +36,16 @@ def test_a_task_is_told_the_number_before_the_first_row_is_read() -> None:
     told = task()
     rows = ReadNumbered(SparkRows(SCHEMA)).open(received(3, [0, 2, 4]), told)
     assert (told.row_partition, told.partition) == (3, TASK)
+    assert told.metrics.seconds == {}  # a stage counts its input's time after it has opened it
     batches = list(rows)
     assert {batch.schema for batch in batches} == {SCHEMA}
     assert sum(batch.num_rows for batch in batches) == 6
 
 
 def test_the_first_rows_do_not_live_until_the_last() -> None:
-    memory = np.zeros(1000, np.int64)
-    first = pa.Array.from_buffers(pa.int64(), 1000, [None, pa.py_buffer(memory)])
-    alive = weakref.ref(memory)
+    first, alive = watched_numbers(1000)
     batches = [pa.record_batch({"id": first, NUMBER: [3] * 1000}), *received(3, [2, 2])]
-    del memory, first
+    del first
     rows = ReadNumbered(SparkRows(SCHEMA)).open((batches.pop(0) for _ in range(3)), task())
     assert next(rows).num_rows == 1000
     assert next(rows).num_rows == 2

@@ -48,6 +48,7 @@ def sort(pl: Any, files: list[str], output: str) -> Any:
 
 
 def spreads_of_part(files: list[str], part: int) -> pd.DataFrame:
+    os.environ["POLARS_MAX_THREADS"] = "1"  # this process has one of the cores
     import polars as pl
 
     rows = pl.scan_parquet(files).filter(pl.col("k").hash() % PROCESSES == part)

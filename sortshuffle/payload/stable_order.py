@@ -1,0 +1,74 @@
+"""The stable order of int64 values: used to sort rows by key, to group them, and to build tables of hashes.
+
+NumPy's stable sort of int64 is slow, its unstable sort is quick, and its sort of 16-bit integers is stable
+and quick. So:
+
+* Values within 2**16 of each other are sorted as 16-bit integers. NumPy sorts these by their digits.
+* For other values, the distance from the least value and the row's position are packed into one word, the
+  words are sorted unstably, and the positions are read from them. If a distance has too many bits, only its
+  leading bits are packed. Rows that have these in common are rare; they are sorted by their values.
+
+A million random values, ns a row (NumPy 2.4.6, AMD EPYC of the Zen 4 kind; in brackets with
+NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL", because its sort with AVX-512 is slow on these processors):
+
+    values below                                   50,000     2**20      2**62
+    this module                                   9 (10)   55 (15)   54 (15)
+    ``argsort(kind="stable")``                   82 (86)   87 (88)   88 (89)
+    ``argsort``, then (rank, row) in one word   147 (66)  146 (62)  154 (70)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_DIGITS = 16  # bits of the integers that NumPy sorts by their digits
+_WORD = 64  # bits
+
+
+def stable_order(values: Int64s) -> tuple[Int64s, Bools]:
+    """Return the positions of the values in ascending order, those of equal values ascending; and for each
+    place in that order whether its value differs from the one before (True for the first). Shapes (n,)."""
+    if len(values) == 0:
+        return np.empty(0, np.int64), np.empty(0, np.bool_)
+    least = values.min()
+    bits = (int(values.max()) - int(least)).bit_length()
+    if bits <= _DIGITS:
+        narrow = (values - least).astype(np.uint16)
+        order = np.argsort(narrow, kind="stable")
+        return order, _changes(narrow[order])
+    # unsigned, and modulo 2**64: a distance may need all bits
+    return _by_words(values, values.view(np.uint64) - least.view(np.uint64), bits)
+
+
+def _by_words(values: Int64s, distances: npt.NDArray[np.uint64], bits: int) -> tuple[Int64s, Bools]:
+    """Sort (distance, row), packed into one word. ``bits``: of the distances."""
+    row_bits = (len(values) - 1).bit_length()
+    left_out = max(0, bits + row_bits - _WORD)
+    words = distances >> np.uint64(left_out) << np.uint64(row_bits)
+    words |= np.arange(len(values), dtype=np.uint64)
+    words.sort()
+    order = (words & np.uint64((1 << row_bits) - 1)).view(np.int64)
+    words >>= np.uint64(row_bits)
+    changes = _changes(words)
+    if not left_out or changes.all():
+        return order, changes
+    # all rows with their leading bits in common, at once: those of other leading bits stay before or behind
+    tied = ~changes
+    tied[:-1] |= tied[1:]
+    places = np.flatnonzero(tied)
+    rows = order[places]
+    order[places] = rows[np.argsort(values[rows], kind="stable")]
+    return order, _changes(values[order])
+
+
+def _changes(ordered: npt.NDArray[Any]) -> Bools:
+    """Return for each value whether it differs from the one before; True for the first."""
+    changes = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
+    return changes
