@@ -1,8 +1,8 @@
 """sortshuffle: a sort-merge blocking shuffle on disk for PySpark jobs.
 
     import sortshuffle
-    spark = sortshuffle.session(SparkSession.builder)    # a job as it is: all its shuffles
-    spark = sortshuffle.configure(SparkSession.builder).getOrCreate()  # Spark's own stages only
+    spark = sortshuffle.session(SparkSession.builder)    # a job as it is
+    spark = sortshuffle.configure(SparkSession.builder).getOrCreate()  # the shuffle manager alone
     frame = sortshuffle.frame(df)                        # from any DataFrame
     frame = sortshuffle.read(spark).parquet("lineitem")  # scanned in Python
     frame.repartition(64, "k").groupBy("k").applyInArrow(score, "k long, s double").toDF()

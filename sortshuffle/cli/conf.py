@@ -44,7 +44,8 @@ def conf(properties: bool, python: str | None) -> None:
 
     Exit codes: 0 printed, 1 the manager cannot be on, 2 the call is wrong.
     """
-    # without what names arguments or a master here: those of spark-submit are its own
+    # without the submit arguments of this environment, which spark-submit does not have, and without its
+    # MASTER, because an option of spark-submit may name another one
     environment = {name: os.environ[name] for name in os.environ if name not in (SUBMIT_ARGUMENTS, MASTER)}
     before, release = dict(launch_of(environment).settings), _release()
     _name_target(release, defaults_file(environment))

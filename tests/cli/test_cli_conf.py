@@ -141,7 +141,7 @@ def test_what_sparks_defaults_say_may_speak_against_it(
     assert reason in refusal(*arguments)
 
 
-def test_a_master_of_this_environment_is_not_that_of_spark_submit(
+def test_a_local_master_of_the_environment_may_be_another_one_in_the_end(
     jar: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.network.crypto.enabled true\n")

@@ -98,11 +98,17 @@ class DataFrameOrigin(Origin):
             # Spark feeds no rows of a frame without columns
             return self.source.select(sf.lit(True).alias("row"))
         if _are_plain(names):
-            own: Any = self._own_source
-            # Over Spark Connect a view that was replaced since may have its columns in another order
-            return own if is_classic(own.sparkSession) else own.select(*(f"`{name}`" for name in names))
+            return self._selected_anew(self._own_source)
         # `DataFrame.mapInArrow` looks columns up by name, and fails on dots, backticks and duplicates
-        return self.source.toDF(*(f"_{at}" for at in range(len(names))))
+        return self._selected_anew(self.source).toDF(*(f"_{at}" for at in range(len(names))))
+
+    def _selected_anew(self, source: DataFrame) -> DataFrame:
+        """Select the columns by name over Spark Connect, which looks a view up for each action: one that was
+        replaced since may have them in another order. Columns of one name cannot be told apart."""
+        names = self.wire.names
+        if is_classic(source.sparkSession) or len({name.lower() for name in names}) < len(names):
+            return source
+        return source.select(*("`" + name.replace("`", "``") + "`" for name in names))
 
     def opening(self) -> Opening:
         return SparkRows(self.wire)

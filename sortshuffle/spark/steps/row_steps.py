@@ -16,6 +16,7 @@ from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS
 from sortshuffle.payload.ordering import Int64s
 from sortshuffle.spark.worker.stages import Batches, TaskStep
 from sortshuffle.spark.worker.task import Task
+from sortshuffle.writing.row_slices import slice_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,10 @@ class Sample(TaskStep):
         numbers = np.random.default_rng([self.seed & (2**64 - 1), task.row_partition])
         for batch in batches:
             if self.with_replacement:
-                yield from _repeated(batch, numbers.poisson(self.fraction, batch.num_rows))
+                times = numbers.poisson(self.fraction, batch.num_rows)
+                for piece in slice_rows(batch, BATCH_BYTES):  # so that a very large row is repeated alone
+                    yield from _repeated(piece, times[: piece.num_rows])
+                    times = times[piece.num_rows :]
             else:
                 taken = batch.filter(pa.array(numbers.random(batch.num_rows) < self.fraction))
                 if taken.num_rows:
@@ -64,8 +68,8 @@ class Sample(TaskStep):
 
 
 def _repeated(batch: pa.RecordBatch, times: Int64s) -> Batches:
-    """Yield each row so many times, in batches of at most `BATCH_ROWS` rows and about `BATCH_BYTES` bytes. A
-    large row makes a batch of its own."""
+    """Yield each row so many times, in batches of at most `BATCH_ROWS` rows, and of about `BATCH_BYTES` bytes
+    if the rows are of about one size."""
     if not times.any():
         return
     row_bytes = max(1, batch.nbytes // batch.num_rows)

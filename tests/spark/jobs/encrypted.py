@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,13 +151,19 @@ def opened_by(pairs: Iterator[str], keys: dict[str, bytes]) -> dict[str, int]:
         try:
             header = FileHeader.unpack(Path(file.data_path).read_bytes()[:HEADER_BYTES], DATA_MAGIC)
             names = [name for name, key in keys.items() if _opens(file, key)] or ["nothing"]
-        except FileNotFoundError:
-            if os.path.exists(file.data_path):
-                raise
-            continue  # Spark has removed it meanwhile: no output of a kept frame
+        except FileNotFoundError:  # Spark has removed it meanwhile: no output of a kept frame
+            wait_until_gone(file.data_path)
+            continue
         for name in names if header.is_encrypted else ["plain"]:
             found[name] += 1
     return found
+
+
+def wait_until_gone(path: str) -> None:
+    end = time.monotonic() + 60
+    while os.path.exists(path):
+        assert time.monotonic() < end, f"{path} is there without its index"
+        time.sleep(0.05)
 
 
 def _opens(file: PartitionedFile, secret: bytes) -> bool:

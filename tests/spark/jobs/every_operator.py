@@ -326,11 +326,16 @@ def samples_in_plans_of_sparks(job: Job) -> tuple[Any, Any]:
 @case_of_drivers
 def a_view_that_is_replaced(job: Job) -> tuple[Any, Any]:
     """Spark Connect looks a view up anew for each action."""
-    job.spark.range(9).selectExpr("id as a", "-id as b").createOrReplaceTempView("replaced")
-    plain = job.spark.table("replaced")
-    ours = sortshuffle.frame(plain)
-    job.spark.range(5).selectExpr("id * 10 as b", "id * 100 as a").createOrReplaceTempView("replaced")
-    return rows(ours.repartition(3, "a")), rows(plain.select("a", "b"))
+    found, expected = [], []
+    number, other = sf.col("id"), sf.col("id") + 100
+    for a, b in (("a", "b"), ("a.x", "b `y`")):
+        job.spark.range(9).select(number.alias(a), other.alias(b)).createOrReplaceTempView("replaced")
+        plain = job.spark.table("replaced")
+        ours = sortshuffle.frame(plain)
+        job.spark.range(5).select(other.alias(b), number.alias(a)).createOrReplaceTempView("replaced")
+        found.append(rows(ours.repartition(3)))
+        expected.append(rows(plain.select(*("`" + name.replace("`", "``") + "`" for name in (a, b)))))
+    return list(map(str, found)), list(map(str, expected))
 
 
 # ---- what Spark does --------------------------------------------------------------------------------------

@@ -127,6 +127,10 @@ def test_a_large_sample_comes_in_batches_of_a_bounded_size() -> None:
     times = np.random.default_rng([7, 0]).poisson(30.0, 10)
     assert [id for each in drawn for id in each["id"].to_pylist()] == np.repeat(range(10), times).tolist()
     assert max(each.num_rows for each in drawn) == BATCH_BYTES // (few.nbytes // 10)
+    one_large = pa.record_batch({"id": range(10), "text": [*["x"] * 9, "x" * BATCH_BYTES]})
+    drawn = list(sample.run(iter([one_large]), task, budget))
+    assert sum(each.num_rows for each in drawn) > 100
+    assert max(each.num_rows for each in drawn if len(each["text"][0].as_py()) > 1) == 1
     many = list(sample.run(iter([few.select(["id"]), few.select(["id"]).slice(0, 0)]), task, budget))
     assert [each.num_rows for each in many] == [times.sum()]
     wide = pa.record_batch({"id": range(1000)})
