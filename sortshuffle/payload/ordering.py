@@ -370,7 +370,8 @@ def _sort_numbers(columns: Iterable[Int64s], rows: int) -> Int64s:
         values = column[order]
         if _splits_ties(values, ranks):
             # order by the rank so far, then by this column
-            both = _dense_ranks_of_each(values) | ranks << 32
+            both = _dense_ranks_of_each(values)
+            both |= ranks << int(both.max()).bit_length()
             again, changes = stable_order(both)
             order, ranks = order[again], np.cumsum(changes) - 1
     return np.arange(rows) if order is None else order

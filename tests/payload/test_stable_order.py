@@ -43,7 +43,7 @@ def test_values_that_just_fit_into_16_bits_and_that_do_not(least: int, spread: i
 
 @pytest.mark.parametrize("rows", [2, 3, 1000, 1 << 17])
 def test_rows_whose_leading_bits_are_equal(rows: int) -> None:
-    """With 2**17 rows, the last 16 of 63 bits are not packed."""
+    """With 2**17 rows, the last 17 of 64 bits are not packed."""
     random = np.random.default_rng(7)
     values = (
         random.integers(0, 4, rows) << 62 | random.integers(0, 3, rows) << 10 | random.integers(0, 3, rows)
@@ -58,6 +58,16 @@ def test_a_slice_with_a_step_and_one_that_cannot_be_written_to() -> None:
     assert_stable(values[::3])
     values.flags.writeable = False
     assert_stable(values)
+
+
+@pytest.mark.parametrize("ends", [(LEAST,), (MOST,), (LEAST, MOST)])
+@pytest.mark.parametrize("spread", [9, 1 << 30, MOST - 1])
+def test_values_at_an_end_are_set_apart(ends: tuple[int, ...], spread: int) -> None:
+    random = np.random.default_rng(7)
+    values = random.integers(0, spread, 70_000)
+    values[random.integers(0, len(values), 500)] = random.choice(ends, 500)
+    assert_stable(values)
+    assert_stable(np.full(3, ends[0]))
 
 
 def test_few_ties_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,8 @@ def in_order(ranks: Ranks) -> Segments:
 def by_hash(ranks: Ranks) -> Segments:
     """Return the groups of rows in any order.
 
-    Each row gets its group's number, and rows are sorted by that: numbering took 5 (50,000 keys) to 60 ns (a
-    million distinct keys) a row. Sorting by the keys took 45 and 36 ns, 70 and 210 for strings.
+    Each row gets its group's number, and rows are sorted by that. 65,536 rows of 50,000 integer or text keys
+    took 6 and 46 ns a row; to sort them by the keys took 13 and 99 (AMD EPYC, 2026-11-29).
     """
     numbers = _group_numbers(ranks)
     if numbers is None:

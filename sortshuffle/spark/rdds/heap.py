@@ -24,8 +24,9 @@ DICT_ENTRY = 100
 DEEPEST = 6  # levels of nested containers to walk
 SAMPLE_SIZE = 16  # elements to walk in a container: spread over a list, the first ones of others
 # Objects to visit in one estimate. For batches of 50 pairs with ten dicts of ten lists in each value, it took
-# 21 and 43 % of the time to pickle them with 128 and 256 visits, and 377 % without a limit
-VISITS = 128
+# 21 and 43 % of the time to pickle them with 128 and 256 visits, and 377 % without a limit. For 3,000 random
+# shapes of records, 1 % of the estimates were below 0.15 and 0.42 of the truth
+VISITS = 256
 UNKNOWN = 64  # bytes of an object without a size
 
 _PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
@@ -46,7 +47,7 @@ def mean_bytes(things: Sequence[Any]) -> float:
 
 
 class _Walk:
-    """One estimate. ``left``: visits that are left. ``turn``: number of containers that were walked in part.
+    """One estimate. ``left``: visits that are left. ``random``: chooses where the walk of a part begins.
 
     Elements of a container that refer to nothing take one visit each. Each of the others gets an equal share
     of the visits that remain, and what those before it did not need. If the shares would be too small to walk
@@ -54,11 +55,11 @@ class _Walk:
     found in some of them. So a large object is found though others beside it refer to many.
     """
 
-    __slots__ = ("left", "turn")
+    __slots__ = ("left", "random")
 
     def __init__(self) -> None:
         self.left = VISITS
-        self.turn = 0
+        self.random = 0
 
     def bytes_of(self, thing: Any, deep: int = DEEPEST, floor: int = 0) -> int:
         """Estimate the bytes of an object. ``deep``: levels to walk below it. ``floor``: visits to leave."""
@@ -107,8 +108,7 @@ class _Walk:
     def _holders(self, holders: Sequence[Any], deep: int, floor: int, alike: bool) -> int:
         """Estimate the bytes of some objects that refer to others."""
         planned = min(len(holders), max(1, (self.left - floor) // (deep + 1)))
-        first = self.turn if planned < len(holders) else 0
-        self.turn += planned < len(holders)
+        first = self._any() if planned < len(holders) else 0
         total = walked = 0
         while walked < planned and (self.left > floor or not walked):
             share = max(0, self.left - floor) // (planned - walked)
@@ -118,6 +118,12 @@ class _Walk:
         total = total * len(holders) // walked
         # one that is not walked may be larger than all others
         return total if alike or walked == len(holders) else max(total, sum(map(_alone, holders)))
+
+    def _any(self) -> int:
+        """Return the next of a fixed sequence of random numbers (Numerical Recipes' generator): a task that
+        runs again must estimate the same, and records that are alike must not all be walked at one place."""
+        self.random = (self.random * 1664525 + 1013904223) & 0xFFFF_FFFF
+        return self.random >> 16  # the high bits are the random ones
 
 
 def _some(things: Iterable[Any]) -> list[Any]:
