@@ -70,6 +70,14 @@ def test_values_at_an_end_are_set_apart(ends: tuple[int, ...], spread: int) -> N
     assert_stable(np.full(3, ends[0]))
 
 
+def test_equal_values_with_many_bits_are_not_sorted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(7)
+    values = random.choice(random.integers(LEAST, MOST, 500), 1 << 17)
+    assert_stable(values)
+    monkeypatch.setattr(module.np, "argsort", None)
+    stable_order(values)
+
+
 def test_few_ties_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     argsort = np.argsort

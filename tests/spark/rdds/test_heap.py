@@ -204,6 +204,13 @@ def test_one_large_field_of_records_is_found(record: Callable[[], Any], count: i
     assert mean_bytes([("key", records)] * 4) == expected
 
 
+@pytest.mark.parametrize("at", range(0, 20, 3))
+@pytest.mark.parametrize("kind", [tuple, list, lambda fields: dict(enumerate(fields))])
+def test_a_large_field_of_many_is_found(kind: Callable[[list[Any]], Any], at: int) -> None:
+    records = [kind([*[1] * at, bytes(LARGE), *[2] * (19 - at)]) for _ in range(64)]
+    assert mean_bytes(records) == pytest.approx(LARGE, rel=0.9)
+
+
 def test_one_record_that_refers_to_many_does_not_hide_the_others() -> None:
     many = [dict(enumerate(FEW)) for _ in range(16)]
     records = [(0, many), *((n, large()) for n in range(1, 16))]
