@@ -370,6 +370,7 @@ WITHOUT_SEAM = {
     "service/pages/http.py": "the listening socket of the status page is the standard library's",
     "spark/functions/running.py": "asks where the package's own code is",
     "cli/printing.py": "turns the process's own standard output away, when it takes no more",
+    "spark/session/shared_storage.py": "the driver waits for a process of its own, which uses the seam",
 }
 
 # An entry of a directory asks the system by itself, and no test can put a fault there: of what is listed, or

@@ -30,7 +30,6 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from sortshuffle import calls
 from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.homes.environment import environment
 from sortshuffle.options import PREFIX, Options
@@ -124,7 +123,7 @@ class _End:
                 url,
                 self._directory,
             ]
-            calls.run(
+            subprocess.run(
                 program,
                 check=True,
                 timeout=EXIT_SECONDS,
