@@ -59,6 +59,7 @@ from sortshuffle.partitioner.arrow_views import (
     validity,
 )
 from sortshuffle.partitioner.rounds import Words
+from sortshuffle.payload.stable_order import stable_order
 
 SPARK_SEED = 42
 """The seed of Spark's ``hash`` function and of its HashPartitioning."""
@@ -274,7 +275,7 @@ def _fold_list(array: pa.Array, hashes: Words) -> None:
     """For every k, fold the k-th elements of all lists that have one."""
     elements, starts, lengths = list_extents(array)
     # order the lists by length, so that those with a k-th element are a slice
-    order = rounds.stable_order(lengths)
+    order, _ = stable_order(lengths)
     starts, lengths, ordered = starts[order], lengths[order], hashes[order]
     for k in range(int(lengths[-1])):
         first = int(np.searchsorted(lengths, k, side="right"))

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sortshuffle.partitioner.arrow_views import Bytes, Positions
+from sortshuffle.payload.stable_order import stable_order
 
 Words = npt.NDArray[np.uint32]
 
@@ -102,7 +103,7 @@ def _mix_evenly_spaced(data: Bytes, start: int, stride: int, words: int, hashes:
 
 def _mix_uneven(data: Bytes, starts: Positions, words: Positions, hashes: Words) -> None:
     """Mix rows of different lengths in order of length, so that the rows of a round are a slice."""
-    order = stable_order(words)
+    order, _ = stable_order(words)
     words, starts, ordered = words[order], starts[order], hashes[order]
     reader = _WordReader(data, starts, int((starts + 4 * words).max()))
     first = 0
@@ -117,12 +118,6 @@ def _mix_uneven(data: Bytes, starts: Positions, words: Positions, hashes: Words)
         first = ended
         _absorb(reader.next_words(), ordered[first:])
     hashes[order] = ordered
-
-
-def stable_order(lengths: Positions) -> npt.NDArray[np.intp]:
-    """Return the positions of ``lengths`` in ascending order of length."""
-    narrow = np.min_scalar_type(int(lengths.max()))  # NumPy's stable sort is a radix sort up to 16 bits
-    return np.argsort(lengths.astype(narrow), kind="stable")
 
 
 class _WordReader:

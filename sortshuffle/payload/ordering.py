@@ -31,14 +31,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sortshuffle.errors import ColumnError
+from sortshuffle.payload.stable_order import INT64_MAX, INT64_MIN, stable_order
 from sortshuffle.payload.stable_order import Int64s as Int64s
-from sortshuffle.payload.stable_order import stable_order
 
 RankColumn: TypeAlias = Union[Int64s, "TextRanks"]
 KeyRow: TypeAlias = tuple[Any, ...]
 
-_INT64_MAX = np.iinfo(np.int64).max
-_INT64_MIN = np.iinfo(np.int64).min
 _NAN = np.float64("nan")
 _LONGEST_INT64_DECIMAL = 18
 WORD_BYTES = 8  # bytes of text that one int64 holds
@@ -239,12 +237,12 @@ def _rank_columns(column: pa.Array, nulls_above: bool = False) -> Iterator[RankC
         yield _validity(column, nulls_above)
         low, high = _decimal_words(column.fill_null(0))
         yield high
-        yield low ^ _INT64_MIN  # the low word is unsigned
+        yield low ^ INT64_MIN  # the low word is unsigned
     elif (numbers := _as_int64(column)) is not None:
         if _may_use_every_int64(kind):
             yield _validity(column, nulls_above)
         elif column.null_count:
-            null = _INT64_MAX if nulls_above else _INT64_MIN
+            null = INT64_MAX if nulls_above else INT64_MIN
             numbers = np.where(np.asarray(column.is_valid()), numbers, null)
         yield numbers
     else:
@@ -288,7 +286,7 @@ def _float_ranks(values: npt.NDArray[np.float64]) -> Int64s:
     """Map IEEE 754 doubles to int64 in the same order, NaN last, by the usual flip of the negative half."""
     values = np.where(np.isnan(values), _NAN, values) + 0.0  # one NaN; -0.0 + 0.0 is 0.0
     bits = values.view(np.int64)
-    return np.where(bits < 0, bits ^ _INT64_MAX, bits)
+    return np.where(bits < 0, bits ^ INT64_MAX, bits)
 
 
 def _decimal_words(column: pa.Array) -> tuple[Int64s, Int64s]:
@@ -340,7 +338,9 @@ def _words(column: pa.Array, offsets: Int64s, lengths: Int64s, longest: int) -> 
         starts = np.minimum(offsets[:-1] - first + done, last - first)
         # clear the bytes of the next text, then flip into signed order
         word = word_at[starts].astype(np.uint64) & LEADING_BYTES[left]
-        yield (word ^ SIGN).view(np.int64)
+        word ^= SIGN
+        del left, starts  # not held while the word is sorted
+        yield word.view(np.int64)
     yield lengths
 
 
@@ -368,11 +368,15 @@ def _sort_numbers(columns: Iterable[Int64s], rows: int) -> Int64s:
         if ranks[-1] == rows - 1:  # no two rows are equal
             break
         values = column[order]
+        del column  # what a sort no longer needs is not held while it takes more
         if _splits_ties(values, ranks):
             # order by the rank so far, then by this column
             both = _dense_ranks_of_each(values)
+            del values
             both |= ranks << int(both.max()).bit_length()
+            del ranks
             again, changes = stable_order(both)
+            del both
             order, ranks = order[again], np.cumsum(changes) - 1
     return np.arange(rows) if order is None else order
 

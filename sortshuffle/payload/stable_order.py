@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 _DIGITS = 16  # bits of the integers that NumPy sorts by their digits
 _WORD = 64  # bits
-_LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+INT64_MIN, INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def stable_order(values: Int64s) -> tuple[Int64s, Bools]:
@@ -45,16 +45,16 @@ def stable_order(values: Int64s) -> tuple[Int64s, Bools]:
     if bits <= _DIGITS:
         narrow = (values - least).astype(np.uint16)
         order = np.argsort(narrow, kind="stable")
-        return order, _changes(narrow[order])
+        return order, changes_in(narrow[order])
     row_bits = (rows - 1).bit_length()
-    if bits + row_bits > _WORD and (least == _LEAST or most == _MOST):
-        return _with_end_apart(values, at_start=bool(least == _LEAST))
+    if bits + row_bits > _WORD and (least == INT64_MIN or most == INT64_MAX):
+        return _with_end_apart(values, at_start=bool(least == INT64_MIN))
     return _by_words(values, least, max(0, bits + row_bits - _WORD), row_bits)
 
 
 def _with_end_apart(values: Int64s, at_start: bool) -> tuple[Int64s, Bools]:
     """Sort the values without those at an end of int64: nulls are ranked there, far away from the others."""
-    end = values == (_LEAST if at_start else _MOST)
+    end = values == (INT64_MIN if at_start else INT64_MAX)
     apart, others = np.flatnonzero(end), np.flatnonzero(~end)
     order, changes = stable_order(values[others])
     order = others[order]
@@ -75,13 +75,13 @@ def _by_words(values: Int64s, least: np.int64, left_out: int, row_bits: int) -> 
     words.sort()
     order = (words & np.uint64((1 << row_bits) - 1)).view(np.int64)
     words >>= np.uint64(row_bits)
-    changes = _changes(words)
+    changes = changes_in(words)
     del words
     if not left_out or changes.all():
         return order, changes
     ordered = values[order]
     if (ordered[1:] >= ordered[:-1]).all():  # those with their leading bits in common are equal
-        return order, _changes(ordered)
+        return order, changes_in(ordered)
     del ordered
     tied = ~changes
     tied[:-1] |= tied[1:]
@@ -93,10 +93,10 @@ def _by_words(values: Int64s, least: np.int64, left_out: int, row_bits: int) -> 
         places = np.flatnonzero(tied)
         rows = order[places]
         order[places] = rows[np.argsort(values[rows], kind="stable")]
-    return order, _changes(values[order])
+    return order, changes_in(values[order])
 
 
-def _changes(ordered: npt.NDArray[Any]) -> Bools:
+def changes_in(ordered: npt.NDArray[Any]) -> Bools:
     """Return for each value whether it differs from the one before; True for the first."""
     changes = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])

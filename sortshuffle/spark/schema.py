@@ -239,3 +239,8 @@ def _read_leaf(arrow: pa.DataType) -> st.DataType | None:
 def is_list(arrow: pa.DataType) -> bool:
     """Return whether this is a list type of any layout."""
     return bool(at.is_list(arrow) or at.is_large_list(arrow) or at.is_fixed_size_list(arrow))
+
+
+def quote(name: str) -> str:
+    """Return a column's name in backticks, so that Spark does not parse it."""
+    return "`" + name.replace("`", "``") + "`"

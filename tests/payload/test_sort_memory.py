@@ -74,7 +74,7 @@ def test_sorting_takes_no_more_than_is_reckoned(names: tuple[str, ...], descendi
         indices = order.ranks(batch).sort_indices()
     assert len(indices) == ROWS
     assert peak[0] <= 1.02 * reckoned
-    assert peak[0] >= 0.35 * reckoned  # and what is not needed is not kept free
+    assert peak[0] >= 0.4 * reckoned  # and what is not needed is not kept free
 
 
 def test_it_is_reckoned_for_many_sizes_at_once() -> None:

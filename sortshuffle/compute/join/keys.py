@@ -31,7 +31,7 @@ import pyarrow.types as pat
 
 from sortshuffle.partitioner.row_hash import hash_rows
 from sortshuffle.payload.ordering import SIGN, Int64s, RankColumn, Ranks, RowOrder
-from sortshuffle.payload.stable_order import stable_order
+from sortshuffle.payload.stable_order import changes_in, stable_order
 
 Hashes = npt.NDArray[np.uint64]
 Groups = npt.NDArray[np.int32]
@@ -263,12 +263,5 @@ def _grouped(keys: Keys, hashes: Hashes) -> tuple[Int64s, Int64s]:
     starts[ranks.take(in_order).group_starts()] = 1
     part[rows[in_order]] = np.cumsum(starts)
     order = np.lexsort((np.arange(len(order)), part, hashes))
-    begins = np.flatnonzero(_is_change(hashes[order]) | _is_change(part[order]))
+    begins = np.flatnonzero(changes_in(hashes[order]) | changes_in(part[order]))
     return order, begins
-
-
-def _is_change(ordered: npt.NDArray[np.generic]) -> Bools:
-    """Return for each value whether it differs from the previous one; True for the first."""
-    changed = np.ones(len(ordered), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=changed[1:])
-    return changed

@@ -26,10 +26,11 @@ from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArro
 from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.operators import aggregates
 from sortshuffle.spark.operators.cogroups import GroupedRows, cogroup
-from sortshuffle.spark.operators.expressions import check_spelling, column_name, quote, resolve
+from sortshuffle.spark.operators.expressions import check_spelling, column_name, resolve
 from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import order_rows, place_rows
 from sortshuffle.spark.plan.chain import Rows
+from sortshuffle.spark.schema import quote
 from sortshuffle.spark.steps.group_steps import GroupApply
 
 

@@ -44,10 +44,10 @@ from sortshuffle.spark.operators.expressions import (
     Other,
     Star,
     node_of,
-    quote,
     resolve,
 )
 from sortshuffle.spark.operators.key_checks import check_group_key
+from sortshuffle.spark.schema import quote
 
 _MOST_DIGITS = 38
 _SUM_DIGITS = 10  # digits that Spark adds for the sum of decimals, up to `_MOST_DIGITS`

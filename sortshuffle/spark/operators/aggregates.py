@@ -29,11 +29,12 @@ from sortshuffle.spark.operators.aggregate_calls import (
     expressions_of,
     position_expression,
 )
-from sortshuffle.spark.operators.expressions import quote, resolve
+from sortshuffle.spark.operators.expressions import resolve
 from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import order_rows, place_rows
 from sortshuffle.spark.operators.selection import reading_only
 from sortshuffle.spark.plan.chain import FrameContext, Layout, Rows
+from sortshuffle.spark.schema import quote
 from sortshuffle.spark.steps.aggregate_steps import Aggregate, PartialAggregate, RowsToStates
 from sortshuffle.spark.steps.distinct_steps import FirstRowOfEachKey, PartialFirstRows
 from sortshuffle.spark.worker.stages import TaskStep

@@ -24,6 +24,7 @@ from pyspark.sql import Column
 from pyspark.sql import types as st
 
 from sortshuffle.errors import ColumnError
+from sortshuffle.spark.schema import quote
 from sortshuffle.spark.session.java import java_class
 
 PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal | None
@@ -299,11 +300,6 @@ def _choices(name: str, names: list[str]) -> str:
 
 def _part(name: str) -> str:
     return name if re.fullmatch(r"\w+", name) else quote(name)
-
-
-def quote(name: str) -> str:
-    """Return a column's name in backticks, so that Spark does not parse it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _name_parts(name: str) -> list[str]:

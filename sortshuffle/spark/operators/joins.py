@@ -29,13 +29,14 @@ from sortshuffle.compute.join.keys import JoinKeyColumns
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.operators.broadcast import broadcast_join
-from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, quote, resolve
+from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, resolve
 from sortshuffle.spark.operators.key_checks import check_placement_key
 from sortshuffle.spark.operators.layouts import KeyPlacement, common_context, common_placement
 from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.operators.twin import empty_twin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout, Rows
 from sortshuffle.spark.plan.origins import TogetherOrigin
+from sortshuffle.spark.schema import quote
 from sortshuffle.spark.steps.row_steps import Arrange
 from sortshuffle.spark.steps.shuffled_join import ShuffledJoin
 

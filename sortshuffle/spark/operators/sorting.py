@@ -25,7 +25,6 @@ from sortshuffle.spark.operators.expressions import (
     Sorted,
     name_of,
     node_of,
-    quote,
     resolve,
 )
 from sortshuffle.spark.operators.key_checks import check_sort_key
@@ -34,6 +33,7 @@ from sortshuffle.spark.operators.partition_counts import default_partitions
 from sortshuffle.spark.operators.selection import select_columns
 from sortshuffle.spark.plan.chain import Rows, next_number
 from sortshuffle.spark.plan.schemes import Range
+from sortshuffle.spark.schema import quote
 
 Directions: TypeAlias = "bool | int | list[bool | int]"
 

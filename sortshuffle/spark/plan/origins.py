@@ -48,6 +48,7 @@ from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.once import once
 from sortshuffle.spark.plan.skew import runs_on_any_part
 from sortshuffle.spark.plan.staging import plan_stage
+from sortshuffle.spark.schema import quote
 from sortshuffle.spark.session.classic_planner import join_neighbours
 from sortshuffle.spark.session.planner_choice import planner_of
 from sortshuffle.spark.session.requirements import is_classic, plain_session
@@ -81,7 +82,7 @@ class DataFrameOrigin(Origin):
         """The DataFrame of the rows, which users may get."""
         if self.selected is None:
             return self.dataframe
-        return self.dataframe.select(*(f"`{name}`" for name in self.selected))
+        return self.dataframe.select(*map(quote, self.selected))
 
     @functools.cached_property
     def _own_source(self) -> DataFrame:
@@ -108,7 +109,7 @@ class DataFrameOrigin(Origin):
         names = self.wire.names
         if is_classic(source.sparkSession) or len({name.lower() for name in names}) < len(names):
             return source
-        return source.select(*("`" + name.replace("`", "``") + "`" for name in names))
+        return source.select(*map(quote, names))
 
     def opening(self) -> Opening:
         return SparkRows(self.wire)

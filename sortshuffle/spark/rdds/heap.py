@@ -43,7 +43,7 @@ def mean_bytes(things: Sequence[Any]) -> float:
     """Estimate the mean bytes of some objects; 0 if there are none."""
     if not things:
         return 0.0
-    sample = things[:: -(-len(things) // SAMPLE_SIZE)]
+    sample = things[:: _step(len(things))]
     return _Walk().bytes_of_all(sample, len(sample)) / len(sample)
 
 
