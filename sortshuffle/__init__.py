@@ -14,10 +14,18 @@ import Spark.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sortshuffle.version import __version__
+
+_system: str = sys.platform  # a name of our own: type checkers on other systems read on
+if _system != "linux":
+    raise ImportError(
+        f"sortshuffle runs on Linux, and this is {_system}: it needs /proc and posix_fallocate(). Run the job"
+        " in a Linux container"
+    )
 
 if TYPE_CHECKING:
     from sortshuffle.service.server.shuffle_service import serve

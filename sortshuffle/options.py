@@ -150,8 +150,9 @@ class Options:
         "absolute local paths, separated by commas; or one URL that fsspec knows, such as s3://bucket/prefix",
         "",
         "Where map outputs are written: local directories in turn, or storage that every host sees (a URL;"
-        " file:///mount is a directory that all hosts have mounted). Empty: Spark's own local directories,"
-        " which end with their executor.",
+        " file:///mount is a directory that all hosts have mounted). Empty: Spark's own local directories."
+        " There, map outputs of frames and RDDs end with their executor, unless Spark's external shuffle"
+        " service serves them.",
     )
     memory: int = _option(
         256 * MIB,

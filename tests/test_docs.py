@@ -35,13 +35,29 @@ def test_every_fault_has_tests_that_are_there() -> None:
     assert [fault for fault, _ in rows] == [fault for fault, *_ in fault_rows("operations.md")]
     missing = []
     for fault, shown_by in rows:
-        named = re.findall(r"`(\S+\.py)::(\w+)`", shown_by)
-        assert named or shown_by == "not tested", f"{fault}: {shown_by}"
-        assert len(named) == shown_by.count("::"), f"{fault}: {shown_by}"
-        missing += [
-            f"{file}::{name}" for file, name in named if name not in collected_of(ROOT / "tests" / file)
-        ]
+        assert "::" in shown_by or shown_by == "not tested", fault
+        missing += missing_tests(shown_by)
     assert missing == []
+
+
+def test_what_is_supported_has_tests_that_are_there() -> None:
+    page = (ROOT / "docs" / "support.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rows = [row for row in rows if row[-1] != "shown by"]
+    assert len(rows) > 30
+    missing = []
+    for *what, shown_by in rows:
+        assert "::" in shown_by or shown_by == "not tested" or "**not tried**" in what[-1], what
+        missing += missing_tests(shown_by)
+    assert missing == []
+
+
+def missing_tests(shown_by: str) -> list[str]:
+    """The tests named in a cell that are not there. The cell names nothing but tests, if it names any."""
+    named = re.findall(r"`(\S+\.py)::(\w+)`", shown_by)
+    assert len(named) == shown_by.count("::"), shown_by
+    return [f"{file}::{name}" for file, name in named if name not in collected_of(ROOT / "tests" / file)]
 
 
 def collected_of(file: Path) -> set[str]:
@@ -70,9 +86,20 @@ def _is_there(name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-    missing = [target for target in targets if not (page.parent / target).exists()]
+    targets = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text())
+    missing = []
+    for path, anchor in targets:
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            missing.append(f"{path}#{anchor}" if anchor else path)
     assert missing == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names under which GitHub shows a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -42,6 +42,7 @@ _LONGEST_INT64_DECIMAL = 18
 WORD_BYTES = 8  # bytes of text that one int64 holds
 # longer texts are rare as keys, and each further word costs 10 ms for a million rows
 _LONGEST_IN_WORDS = 8 * WORD_BYTES
+_COPIED_ROWS = 1 << 14  # rows whose longer texts are compared at a time
 # Masks that keep the first k bytes of a word, k = 0..8; the first byte is the most significant one
 LEADING_BYTES = np.array([(2**64 - 1) ^ (2 ** (64 - 8 * k) - 1) for k in range(WORD_BYTES + 1)], np.uint64)
 SIGN = np.uint64(1 << 63)  # flips unsigned order into signed order
@@ -119,8 +120,8 @@ class Ranks:
 
     @property
     def nbytes(self) -> int:
-        """Approximate bytes that the rank columns take beside the batch. Some numbers are views of the batch,
-        and text shares its bytes but has new offsets."""
+        """Approximate bytes that the rank columns take beside the batch. Some numbers are views of the batch.
+        Text has new offsets, but shares its bytes, unless there are some under nulls (`_without_nulls`)."""
         return sum(
             column.nbytes * column.flags.owndata if isinstance(column, np.ndarray) else 8 * self.rows
             for column in self.columns
@@ -249,7 +250,19 @@ def _rank_columns(column: pa.Array, nulls_above: bool = False) -> Iterator[RankC
         yield _validity(column, nulls_above)
         # binary, as Spark's strings need not be UTF-8; large, as concatenating cannot overflow 64-bit offsets
         values = column.cast(pa.large_binary())
-        yield TextRanks(values.fill_null(b"") if values.null_count else values)
+        yield TextRanks(_without_nulls(values) if values.null_count else values)
+
+
+def _without_nulls(text: pa.Array) -> pa.Array:
+    """Return large binary in which nulls are empty. Its bytes are only copied if there are some under nulls,
+    which is rare."""
+    _, begins, data = text.buffers()
+    skipped = text.offset * np.dtype(np.int64).itemsize
+    offsets = np.frombuffer(begins, np.int64, count=len(text) + 1, offset=skipped)
+    if np.diff(offsets)[np.asarray(text.is_null())].any():
+        return text.fill_null(b"")
+    buffers = [None, begins, data or pa.py_buffer(b"")]
+    return pa.Array.from_buffers(text.type, len(text), buffers, null_count=0, offset=text.offset)
 
 
 def _as_int64(column: pa.Array) -> Int64s | None:
@@ -327,29 +340,37 @@ def _words(column: pa.Array, offsets: Int64s, lengths: Int64s, longest: int) -> 
     sort_indices (55 and 280 ms with only 1,000 different ones; 100 and 450 ms for UUIDs): vector instructions
     sort numbers, and mostly the first word or two decide.
     """
-    # pad the bytes so that a word can begin at each of them
     first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(last - first + WORD_BYTES, np.uint8)
-    if last > first:
-        data[:-WORD_BYTES] = np.frombuffer(column.buffers()[2], np.uint8, count=last - first, offset=first)
-    word_at = np.ndarray((last - first + 1,), np.dtype(">u8"), data, strides=(1,))
+    data = np.zeros(WORD_BYTES, np.uint8)
+    if last - first >= WORD_BYTES:
+        data = np.frombuffer(column.buffers()[2], np.uint8, count=last - first, offset=first)
+    elif last > first:
+        data[: last - first] = np.frombuffer(column.buffers()[2], np.uint8, count=last - first, offset=first)
+    latest = len(data) - WORD_BYTES  # a word can begin at each byte up to this one
+    word_at = np.ndarray((latest + 1,), np.dtype(">u8"), data, strides=(1,))
     for done in range(0, longest, WORD_BYTES):
-        left = np.clip(lengths - done, 0, WORD_BYTES)
-        starts = np.minimum(offsets[:-1] - first + done, last - first)
+        starts = offsets[:-1] - first + done
+        late = np.flatnonzero(starts > latest)
+        word = word_at[np.minimum(starts, latest)].astype(np.uint64)
+        # of words that begin later, drop the bytes before them (all, if the text has ended)
+        word[late] <<= (8 * (starts[late] - latest)).astype(np.uint64)
+        del starts, late  # not held while the word is sorted
         # clear the bytes of the next text, then flip into signed order
-        word = word_at[starts].astype(np.uint64) & LEADING_BYTES[left]
+        word &= LEADING_BYTES[np.clip(lengths - done, 0, WORD_BYTES)]
         word ^= SIGN
-        del left, starts  # not held while the word is sorted
         yield word.view(np.int64)
     yield lengths
 
 
 def _ranks_by_arrow(column: pa.Array) -> Int64s:
     """Rank long texts: sort them by Arrow, then count the changes up to each row."""
-    order = np.asarray(pc.sort_indices(column))
-    changed = _differs_from_previous(TextRanks(column.take(pa.array(order))))
-    ranks = np.zeros(len(column), np.int64)
-    ranks[order[1:]] = np.cumsum(changed)
+    order = np.asarray(pc.sort_indices(column)).view(np.int64)
+    changed = np.zeros(len(column), np.int64)
+    for start in range(0, len(column) - 1, _COPIED_ROWS):  # a copy of all texts could be as large as all rows
+        rows = order[start : start + _COPIED_ROWS + 1]
+        changed[start + 1 : start + len(rows)] = _differs_from_previous(TextRanks(column).take(rows))
+    ranks = np.empty(len(column), np.int64)
+    ranks[order] = np.cumsum(changed, out=changed)
     return ranks
 
 
@@ -361,23 +382,28 @@ def _sort_numbers(columns: Iterable[Int64s], rows: int) -> Int64s:
     ranks = np.zeros(rows, np.int64)  # dense ranks of the rows in `order`
     for column in columns:
         if order is None:
-            if not _is_constant(column):
-                order, changes = stable_order(column)
-                ranks = np.cumsum(changes) - 1
-            continue
-        if ranks[-1] == rows - 1:  # no two rows are equal
-            break
-        values = column[order]
-        del column  # what a sort no longer needs is not held while it takes more
-        if _splits_ties(values, ranks):
-            # order by the rank so far, then by this column
+            if _is_constant(column):
+                continue
+            order, changes = stable_order(column)
+        else:
+            values = column[order]
+            if not _splits_ties(values, ranks):
+                del values
+                continue
+            # order by the rank so far, then by this column; what a sort does not need is not held meanwhile
             both = _dense_ranks_of_each(values)
-            del values
+            del values, column
             both |= ranks << int(both.max()).bit_length()
             del ranks
             again, changes = stable_order(both)
             del both
-            order, ranks = order[again], np.cumsum(changes) - 1
+            order = order[again]
+            del again
+        ranks = np.cumsum(changes)
+        ranks -= 1
+        del changes
+        if ranks[-1] == rows - 1:  # no two rows are equal
+            break
     return np.arange(rows) if order is None else order
 
 

@@ -1,4 +1,4 @@
-"""The stable order of int64 values: used to sort rows by key, to group them, and to build tables of hashes.
+"""The stable order of int64 values: used to sort, group and place rows, and for tables of hashes.
 
 NumPy's stable sort of int64 is slow, its unstable sort is quick, and its sort of 16-bit integers is stable
 and quick. So:
@@ -7,8 +7,8 @@ and quick. So:
 * For other values, the distance from the least value and the row's position are packed into one word, the
   words are sorted unstably, and the positions are read from them. If a distance has too many bits, only its
   leading bits are packed, and if these do not decide, rows that have them in common are sorted once more, by
-  their values. That is so if most values are near each other and some are far away. Nulls, at an end of
-  int64, are set apart.
+  their values. That takes longest if most values are near each other and some are far away. Nulls, at an end
+  of int64, are set apart.
 
 A million random values, ns a row (NumPy 2.4.6, AMD EPYC of the Zen 4 kind; in brackets with
 NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL", because its sort with AVX-512 is slow on these processors):
@@ -80,7 +80,7 @@ def _by_words(values: Int64s, least: np.int64, left_out: int, row_bits: int) -> 
     if not left_out or changes.all():
         return order, changes
     ordered = values[order]
-    if (ordered[1:] >= ordered[:-1]).all():  # those with their leading bits in common are equal
+    if (ordered[1:] >= ordered[:-1]).all():  # those with their leading bits in common are in order
         return order, changes_in(ordered)
     del ordered
     tied = ~changes

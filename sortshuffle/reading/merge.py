@@ -33,7 +33,7 @@ OUTPUT_ROWS = 65_536  # rows copied in sorted order at a time, so that the copy 
 # With larger windows there are fewer steps, which take more memory each. 100 runs of two numbers a row: 74 MB
 # and 91 ns a row with 2,048, 144 MB and 61 ns with 8,192. 16 runs: 39 and 37 ns
 WINDOW_ROWS = 2048
-SORT_BYTES_PER_ROW = 96  # that `Ranks.sort_indices` allocates besides its result; tracemalloc: 25 to 90
+SORT_BYTES_PER_ROW = 80  # that `Ranks.sort_indices` allocates besides its result; tracemalloc: 25 to 74
 
 Bound: TypeAlias = tuple[KeyRow, int]
 """A key and the number of a run: rows with this key are taken only from runs up to that number."""

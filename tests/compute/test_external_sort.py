@@ -170,7 +170,7 @@ def test_a_run_is_as_long_as_memory_allows(tmp_path: Path) -> None:
     assert result(counting.sorted(cut(whole, 1000))).num_rows == 100_000
     size = whole.nbytes / whole.num_rows
     # twice the rows and what finding their order takes, and a piece that did not fit any more
-    longest = 4 * MIB / (2 * size + 96)
+    longest = 4 * MIB / (2 * size + 84)
     assert all(0.9 * longest - 1000 <= rows <= longest for rows in runs[:-1])
     assert sum(runs) == 100_000
 

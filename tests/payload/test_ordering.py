@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from key_cases import KEY_CASES, KeyCase, directed, sort_keys
 
 from sortshuffle.errors import ColumnError
-from sortshuffle.payload.ordering import Ranks, RowOrder, SortKey, concat_ranks
+from sortshuffle.payload.ordering import Ranks, RowOrder, SortKey, TextRanks, concat_ranks
 
 pytestmark = pytest.mark.filterwarnings("error")  # Arrow announces what it will take away as warnings
 
@@ -113,6 +113,33 @@ def test_a_null_struct_equals_another_whatever_lies_below_it() -> None:
     ranks = ranks_of(structs)
     assert ranks.sort_indices().tolist() == [0, 2, 1, 3]
     assert ranks.key(0) == ranks.key(2)
+
+
+def test_text_with_nulls_is_ranked_without_a_copy_of_its_bytes() -> None:
+    text = pa.array([None, "b", None, "abc", ""]).slice(1)
+    ranks = ranks_of(text)
+    assert ranks.sort_indices().tolist() == [1, 3, 2, 0]
+    values = ranks.columns[1]
+    assert isinstance(values, TextRanks)
+    assert values.values.to_pylist() == [b"b", b"", b"abc", b""]
+    assert values.values.buffers()[2].address == text.buffers()[2].address
+    assert ranks_of(pa.array([None, None], pa.string())).sort_indices().tolist() == [0, 1]
+
+
+def test_bytes_under_nulls_do_not_order_them() -> None:
+    texts = pa.array(["zz", "y", "a", "x"])
+    hidden = pa.Array.from_buffers(pa.string(), 4, [pa.py_buffer(b"\x0a"), *texts.buffers()[1:]])
+    assert hidden.to_pylist() == [None, "y", None, "x"]
+    ranks = ranks_of(hidden)
+    assert ranks.sort_indices().tolist() == [0, 2, 3, 1]
+    assert ranks.key(0) == ranks.key(2)
+
+
+@pytest.mark.parametrize("length", range(1, 20))
+def test_words_may_begin_in_the_last_bytes(length: int) -> None:
+    texts = [chr(97 + n % 3) * (n % (length + 1)) for n in range(40)]
+    assert order_of(pa.array(texts)) == expected_order(texts)
+    assert order_of(pa.array(texts).slice(11, 17)) == expected_order(texts[11:28])
 
 
 DECIMALS = [Decimal(1), Decimal(9), Decimal(5)]

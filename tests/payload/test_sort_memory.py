@@ -24,11 +24,13 @@ COLUMNS = {
     "decimal": pa.array(RANDOM.integers(0, 99, ROWS)).cast(pa.decimal128(38, 2)),
     "short": pa.array([f"{number:04d}" for number in RANDOM.integers(0, 9999, ROWS)]),
     "text": pa.array([f"{number:016d}" for number in RANDOM.integers(0, 10**9, ROWS)]),
+    "wide text": pa.array([f"{number:064d}" for number in RANDOM.integers(0, 10**9, ROWS)]),
     "long text": pa.array([f"{number:0200d}" for number in RANDOM.integers(0, 9999, ROWS)]),
 }
 NULLS = pa.array(RANDOM.random(ROWS) < 0.1)
-for name in ("int", "few", "decimal", "text"):
+for name in ("int", "few", "decimal", "text", "wide text"):  # Arrow leaves bytes under nulls here
     COLUMNS[f"{name} or null"] = pc.if_else(NULLS, None, COLUMNS[name])
+COLUMNS["long text or null"] = pa.array(pc.if_else(NULLS, None, COLUMNS["long text"]).to_pylist())
 COLUMNS["bunched"] = pa.array(
     RANDOM.integers(0, 1 << 20, ROWS) + np.where(RANDOM.random(ROWS) < 0.01, 1 << 62, 0)
 )

@@ -4,6 +4,7 @@ a bounded number of rows in memory and nothing left open."""
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase, directed, sort_
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.reading.merge import OUTPUT_ROWS, SORT_BYTES_PER_ROW, WINDOW_ROWS, merge_runs
 
 ENOUGH = 1 << 30
 BY_KEY = RowOrder((0,))
 ROW_BYTES = 8 + 4 + 4  # of `keyed` with integers
+RANDOM = np.random.default_rng(11)
+ROWS = 50_000
 KEY_BYTES = 8  # an integer is its own rank, behind one for its validity
 
 
@@ -262,6 +265,30 @@ def test_the_budget_knows_what_is_held_and_it_is_bounded(runs: int, distinct: in
     held = (batch_rows + WINDOW_ROWS // 2) * (ROW_BYTES + KEY_BYTES)
     step = WINDOW_ROWS * 3 // 2 * (ROW_BYTES + SORT_BYTES_PER_ROW)
     assert budget.peak <= runs * (held + step)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [RANDOM.integers(0, 1 << 60, ROWS)],
+        [RANDOM.integers(0, 9, ROWS)] * 3,
+        [[f"{number:064d}" for number in RANDOM.permutation(ROWS)]],
+        [[f"{number % 97:050d}{number:014d}" for number in RANDOM.permutation(ROWS)]],
+        [RANDOM.integers(0, 9, ROWS), [f"{number:016d}" for number in RANDOM.integers(0, 9999, ROWS)]],
+    ],
+    ids=["long", "few", "text", "text in words", "few, then text"],
+)
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorting_takes_no_more_than_is_charged(keys: list[Any], descending: bool) -> None:
+    batch = pa.record_batch([pa.array(each) for each in keys], [str(at) for at in range(len(keys))])
+    ranks = RowOrder(SortKey(at, descending) for at in range(len(keys))).ranks(batch)
+    tracemalloc.start()
+    try:
+        indices = ranks.sort_indices()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - indices.nbytes <= SORT_BYTES_PER_ROW * ROWS
 
 
 def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it() -> None:

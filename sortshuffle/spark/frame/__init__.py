@@ -1,7 +1,7 @@
 """The entry point `ShuffleFrame`: the classes that users call.
 
 two_sided         where a frame's rows are, Spark's side or Python's, and how they cross
-crossings         rows that go from side to side, for `explain()` and the log
+crossings         rows that go from side to side, and functions left to Spark, for `explain()` and the log
 sides             which side makes a call
 shuffle_frame     `ShuffleFrame`: the operators of Python's side
 shadow            what Spark analyses in place of a frame, with its columns

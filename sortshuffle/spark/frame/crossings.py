@@ -1,7 +1,8 @@
-"""`Crossing`: rows that go from Spark to Python or back, as `explain()` and the log tell it.
+"""What `explain()` and the log tell of the two sides: `Crossing`, rows that go from Spark to Python or back,
+and `SparkFunction`, a Python function that Spark runs on its own rows because Python's side refuses it.
 
-A crossing belongs to the frame that needed it, and to all frames derived from that. It is logged once, when
-it first occurs. A crossing that an action causes belongs to no frame: `explain()` does not show it.
+Both belong to the frame of the call, and to all frames derived from that. They are logged once, when they
+first occur. A crossing that an action causes belongs to no frame: `explain()` does not show it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 LOGGER = "sortshuffle.frame"
+
+Note = TypeVar("Note", bound="Crossing | SparkFunction")
 
 _log = logging.getLogger(LOGGER)
 
@@ -27,10 +31,24 @@ class Crossing:
     def describe(self) -> str:
         return f"{self.operator}(): rows go to {self.to}: {self.reason}"
 
-    def log(self) -> None:
-        _log.info("%s", self.describe())
+
+@dataclass(frozen=True, slots=True)
+class SparkFunction:
+    """A Python function that Spark runs on rows of its own. ``operator``: the call, such as "mapInArrow".
+    ``reason``: why it does not run on Python's side."""
+
+    operator: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"{self.operator}(): Spark runs the function: {self.reason}"
 
 
-def united(crossings: Iterable[tuple[Crossing, ...]]) -> tuple[Crossing, ...]:
-    """Return the crossings of several frames, each once, in their order."""
-    return tuple(dict.fromkeys(each for part in crossings for each in part))
+def log(note: Crossing | SparkFunction) -> None:
+    """Log a crossing or a function, at INFO."""
+    _log.info("%s", note.describe())
+
+
+def united(notes: Iterable[tuple[Note, ...]]) -> tuple[Note, ...]:
+    """Return the notes of several frames, each once, in their order."""
+    return tuple(dict.fromkeys(each for part in notes for each in part))

@@ -237,7 +237,8 @@ class CoGroupedFrame(PandasCogroupedOps):
             made = getattr(self._spark_groups(), method)(func, schema)
             return left._df._wrap("cogroup", made, [right._df])
 
-        return attempt(left._df, "cogroup", apply, by_spark)
+        others = [right._df] if isinstance(right, GroupedFrame) else []
+        return attempt(left._df, "cogroup", apply, by_spark, others=others)
 
 
 def _name_of(column: Any, rows: Rows) -> str:

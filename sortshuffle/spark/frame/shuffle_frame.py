@@ -114,7 +114,8 @@ class ShuffleFrame(TwoSidedFrame):
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
         """Print the plan: on Python's side the stages, the steps chained in each, and, after a run, the work
         that each has done; otherwise Spark's plan. After it come the places where rows go from Spark to
-        Python or back. With ``extended`` or ``mode``: Spark's plan, as in PySpark."""
+        Python or back, and the Python functions that this package leaves to Spark, each with the reason. With
+        ``extended`` or ``mode``: Spark's plan, as in PySpark."""
         if not self._is_in_python or extended is not None or mode is not None:
             self._to_spark().explain(extended, mode)
         else:
@@ -122,6 +123,9 @@ class ShuffleFrame(TwoSidedFrame):
         if self._crossings:
             print("Rows cross between Spark and Python:")
             print("\n".join(f"  {crossing.describe()}" for crossing in self._crossings))
+        if self._spark_functions:
+            print("Python functions that are left to Spark:")
+            print("\n".join(f"  {function.describe()}" for function in self._spark_functions))
 
     def stage_totals(self) -> list[StageTotals]:
         """Return the work of all tasks so far, per stage, for this frame and those made from the same source.
@@ -142,7 +146,7 @@ class ShuffleFrame(TwoSidedFrame):
         profile: ResourceProfile | None = None,
     ) -> ShuffleFrame:
         """Map each partition's iterator of record batches to another, like `DataFrame.mapInArrow`."""
-        _check_plain_stage("mapInArrow", barrier, profile)
+        _check_plain_stage(barrier, profile)
         return self._map(MapInArrow.of(func, schema, self._chain.context.conf))
 
     @python_function
@@ -154,7 +158,7 @@ class ShuffleFrame(TwoSidedFrame):
         profile: ResourceProfile | None = None,
     ) -> ShuffleFrame:
         """Map each partition's iterator of pandas DataFrames to another, like `DataFrame.mapInPandas`."""
-        _check_plain_stage("mapInPandas", barrier, profile)
+        _check_plain_stage(barrier, profile)
         return self._map(MapInPandas.of(func, schema, self._chain.context.conf))
 
     # ---- columns and rows -------------------------------------------------------------------------
@@ -660,9 +664,9 @@ def _shown(args: tuple[Any, ...]) -> str:
     return text if len(text) <= LONGEST_LABEL else f"{text[:LONGEST_LABEL]}..."
 
 
-def _check_plain_stage(method: str, barrier: bool, profile: Any) -> None:
+def _check_plain_stage(barrier: bool, profile: Any) -> None:
     if barrier or profile is not None:
-        raise UnsupportedError(f"{method}() runs barrier stages and resource profiles in Spark")
+        raise UnsupportedError("barrier stages, and stages with a resource profile, run in Spark")
 
 
 def _check_count(method: str, count: int) -> int:

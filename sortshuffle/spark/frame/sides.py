@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame
 
 from sortshuffle.errors import OptionError, UsageError
 from sortshuffle.spark.frame.shadow import HiddenColumnError, Shadow
-from sortshuffle.spark.frame.two_sided import PendingCall, TwoSidedFrame
+from sortshuffle.spark.frame.two_sided import PendingCall, TwoSidedFrame, frames_in
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -61,7 +61,10 @@ def _operator(method: Method, *, exchanges: bool) -> Method:
         by_spark = functools.partial(self._by_spark, name, *args, **kwargs)
         if self._is_in_python:
             shadow = self._shadow_of(name, args, kwargs)
-            return attempt(self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow)
+            others = frames_in([*args, *kwargs.values()])
+            return attempt(
+                self, name, lambda frame: _checked(method, frame, args, kwargs), by_spark, shadow, others
+            )
         result = by_spark()
         if exchanges or (self._pending_call is not None and name in _ROW_BY_ROW):
             result._pending_call = PendingCall(
@@ -91,9 +94,11 @@ def attempt(
     in_python: Callable[[Any], Any],
     by_spark: Callable[[], Any],
     shadow: Shadow | None = None,
+    others: Iterable[TwoSidedFrame] = (),
 ) -> Any:
     """Return ``in_python(frame)``, with the frame's rows brought from Spark's side if they are there; or
-    ``by_spark()`` if Python refuses the call. ``shadow``: of the result, if it is the same call in Spark."""
+    ``by_spark()`` if Python refuses the call. ``shadow``: of the result, if it is the same call in Spark.
+    ``others``: frames among the arguments, whose crossings have been logged."""
     try:
         result = in_python(frame if frame._is_in_python else frame._for_function(operator))
     except OptionError:
@@ -102,10 +107,12 @@ def attempt(
         result = _made_by_spark(frame, operator, by_spark, shadow)
         if isinstance(result, TwoSidedFrame) and frame._is_in_python:
             result._cross(operator, "Spark", str(refusal))
+        elif isinstance(result, TwoSidedFrame):
+            result._leave_to_spark(operator, str(refusal))
     if isinstance(result, TwoSidedFrame) and result is not frame:
         if result._is_in_python and result._own_shadow is None and shadow is not None:
             result._set_shadow(shadow)
-        result._log_new_crossings(frame)
+        result._log_new(frame, *others)
     return result
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 from pyspark.sql import Column, DataFrame
 
 from sortshuffle.errors import ColumnError, OptionError, UnsupportedError, UsageError
-from sortshuffle.spark.frame.crossings import Crossing, united
+from sortshuffle.spark.frame.crossings import Crossing, SparkFunction, log, united
 from sortshuffle.spark.frame.delegation import dispatch_to
 from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
 from sortshuffle.spark.operators.catalyst import tree_of
@@ -58,6 +58,7 @@ class TwoSidedFrame(DataFrame):
     _pending_call: PendingCall | None = None  # on Spark's side: what makes the rows if Python needs them
     _own_shadow: Shadow | None = None  # made by `_shadow`, unless the call that made the frame has set it
     _crossings: tuple[Crossing, ...] = ()
+    _spark_functions: tuple[SparkFunction, ...] = ()
     _is_new = False  # made by PySpark itself, so that it does not know the frames that it was made of
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
@@ -101,8 +102,7 @@ class TwoSidedFrame(DataFrame):
     def _derive(self: Frame, rows: Rows, *others: TwoSidedFrame) -> Frame:
         """Return a frame of Python's side, made from this frame and ``others``."""
         frame = self._of_rows(rows, self.sparkSession)
-        sources: tuple[TwoSidedFrame, ...] = (self, *others)
-        frame._crossings = united(each._crossings for each in sources)
+        frame._take_notes((self, *others))
         return frame
 
     # ---- Python's side ------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class TwoSidedFrame(DataFrame):
         for frame in frames:
             if isinstance(frame, TwoSidedFrame):
                 frame._cross(method, "Spark", _ONLY_SPARK)
-                frame._log_new_crossings(self)
+                frame._log_new(self, *frames_in(args))
         if method in _READERS:
             self._log_read(method)
         return wrapped
@@ -322,12 +322,12 @@ class TwoSidedFrame(DataFrame):
             return result
         frame = self._as_frame(result)
         frame._is_new = False
-        others = list(_frames_in(args))
-        frame._crossings = united(each._crossings for each in (self, *others))
+        others = list(frames_in(args))
+        frame._take_notes((self, *others))
         frame._is_observed = any(each._is_observed for each in (self, *others))
         if not self._is_in_python and any(each._is_in_python for each in others):
             frame._cross(method, "Spark", _LEFT_IS_SPARKS)
-            frame._log_new_crossings(self, *others)
+            frame._log_new(self, *others)
         return frame
 
     # ---- columns ------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class TwoSidedFrame(DataFrame):
     def _shadow_of(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shadow:
         """Return the shadow of what a call on this frame returns: what Spark makes of the call on the shadows
         of all frames in it."""
-        frames = (self, *_frames_in([*args, *kwargs.values()]))
+        frames = (self, *frames_in([*args, *kwargs.values()]))
         own, values = self._shadow, [_shadow_or_value(each) for each in args]
         named = {key: _shadow_or_value(value) for key, value in kwargs.items()}
 
@@ -403,17 +403,29 @@ class TwoSidedFrame(DataFrame):
         """Return whether ``columns`` are columns of this frame or of ``others``, or of no DataFrame. If so,
         Python may look them up by name. May raise `ColumnError`, if that says more than no."""
 
-    # ---- crossings ----------------------------------------------------------------------------------
+    # ---- crossings, and functions that Spark runs ---------------------------------------------------
 
     def _cross(self, operator: str, to: str, reason: str) -> None:
         self._crossings = (*self._crossings, Crossing(operator, to, reason))
 
-    def _log_new_crossings(self, *sources: TwoSidedFrame) -> None:
-        """Log the crossings that none of ``sources`` has, of which the frame was made."""
-        known = united(each._crossings for each in sources)
-        for crossing in self._crossings:
-            if crossing not in known:
-                crossing.log()
+    def _leave_to_spark(self, operator: str, reason: str) -> None:
+        """Note that Spark runs the function of a call, on rows of its own."""
+        self._spark_functions = united([self._spark_functions, (SparkFunction(operator, reason),)])
+
+    def _take_notes(self, sources: Sequence[TwoSidedFrame]) -> None:
+        """Take over the crossings and functions of ``sources``, of which the frame was made."""
+        self._crossings = united(each._crossings for each in sources)
+        self._spark_functions = united(each._spark_functions for each in sources)
+
+    def _log_new(self, *sources: TwoSidedFrame) -> None:
+        """Log the crossings and functions that none of ``sources`` has, of which the frame was made."""
+        known = {each for source in sources for each in source._notes()}
+        for note in self._notes():
+            if note not in known:
+                log(note)
+
+    def _notes(self) -> tuple[Crossing | SparkFunction, ...]:
+        return (*self._crossings, *self._spark_functions)
 
     def _log_read(self, method: str) -> None:
         """Log that an action of Spark's reads the rows."""
@@ -422,7 +434,7 @@ class TwoSidedFrame(DataFrame):
 
     def _log_crossing(self, operator: str, to: str, reason: str) -> None:
         """Log a crossing that belongs to no frame, because the operator is an action."""
-        Crossing(operator, to, reason).log()
+        log(Crossing(operator, to, reason))
 
 
 dispatch_to(DataFrame, TwoSidedFrame)
@@ -483,7 +495,8 @@ _READERS = ACTIONS | {"toJSON", "approxQuantile", "corr", "cov"}
 _CHOOSES_ROWS = frozenset(("limit", "sample", "distinct", "dropDuplicates"))
 
 
-def _frames_in(args: Iterable[Any]) -> Iterator[TwoSidedFrame]:
+def frames_in(args: Iterable[Any]) -> Iterator[TwoSidedFrame]:
+    """Yield the frames among the arguments of a call."""
     return (each for each in args if isinstance(each, TwoSidedFrame))
 
 

@@ -25,6 +25,7 @@ from sortshuffle.spark.plan.estimated_sizes import combined_size
 from sortshuffle.spark.plan.once import once
 from sortshuffle.spark.plan.origins import exchanges_of, input_of, lines_of
 from sortshuffle.spark.plan.schemes import Broadcast
+from sortshuffle.spark.schema import quote
 from sortshuffle.spark.steps.broadcast_join import BroadcastJoin
 from sortshuffle.spark.worker.stages import Opening
 
@@ -63,7 +64,7 @@ class _LargeSide:
     def planned(self) -> DataFrame:
         """The rows, planned once, so that the number of partitions cannot change later."""
         rows = self.chain.origin.rows()
-        columns = [sf.col(f"`{name}`") for name in rows.columns]
+        columns = [quote(name) for name in rows.columns]
         none = sf.lit(None).cast(StructType.fromDDL(COLUMNS))
         wrapped = rows.select(none.alias("control"), sf.struct(*columns).alias("rows"))
         return self.chain.context.planner.share(wrapped)

@@ -38,7 +38,7 @@ _PLAIN_LITERALS = (
     st.StringType,
     st.BinaryType,
 )
-_NAME_PART = re.compile(r"`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[^`.]+)")
+_NAME_PART = re.compile(r"`(?P<quoted>(?:[^`]|``)*)`|(?P<plain>[^`.]+)")
 
 
 @dataclass(frozen=True, slots=True)

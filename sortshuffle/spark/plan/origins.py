@@ -452,7 +452,7 @@ def side_by_side(frames: Sequence[DataFrame]) -> list[DataFrame]:
     wrapped = []
     for frame, own in zip(frames, names, strict=True):
         columns = [
-            sf.struct(*(sf.col(f"`{column}`") for column in frame.columns)).alias(name)
+            sf.struct(*map(quote, frame.columns)).alias(name)
             if name == own
             else sf.lit(None).cast(other.schema).alias(name)
             for other, name in zip(frames, names, strict=True)

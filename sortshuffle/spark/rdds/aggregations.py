@@ -32,7 +32,15 @@ from pyspark.errors import PySparkRuntimeError
 
 from sortshuffle.payload.pickled import Chunk, Pairs
 from sortshuffle.spark.rdds.grouping import LongGroup
-from sortshuffle.spark.rdds.heap import DICT_ENTRY, POINTER, SAMPLE_SIZE, heap_bytes, mean_bytes
+from sortshuffle.spark.rdds.heap import (
+    DICT_ENTRY,
+    POINTER,
+    SAMPLE_SIZE,
+    bytes_of_each,
+    heap_bytes,
+    mean_bytes,
+    spread,
+)
 from sortshuffle.spark.rdds.spilling import RecordSpillFile
 
 BATCH = 4096  # keys taken out of a table together
@@ -185,10 +193,11 @@ class _CombiningTable(Table):
         # measure neighbours, which are of one age; the start moves through the table
         start = self._records * 7919 % max(1, len(combiners) - MEASURED_COMBINERS)
         seen = list(islice(combiners.items(), start, start + MEASURED_COMBINERS))
-        sizes = [heap_bytes(key) + heap_bytes(combiner) for key, combiner in seen]
-        mean = sum(sizes) / max(1, len(sizes))
+        sizes = bytes_of_each(key for key, _ in seen) + bytes_of_each(combiner for _, combiner in seen)
+        mean = sum(sizes) / max(1, len(seen))
         recent = dict.fromkeys(_sample(chunk, RECENT_KEYS)[0])
-        large = [heap_bytes(combiners[key]) for key in recent] if len(combiners) > MEASURED_COMBINERS else []
+        are_few = len(combiners) <= MEASURED_COMBINERS
+        large = [] if are_few else bytes_of_each(combiners[key] for key in recent)
         measured = int(len(combiners) * (DICT_ENTRY + mean))
         measured += sum(size for size in large if size > LARGE * mean)
         if self._measured_at:
@@ -342,10 +351,10 @@ class GroupTable(Table):
 
 def _sample(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
     """Sample at most ``most`` keys and as many values, spread over the chunk."""
-    step = -(-len(chunk) // most) or 1
     if isinstance(chunk, Pairs):
-        return chunk.keys[::step], chunk.values[:: -(-len(chunk.values) // most) or 1]
-    seen = chunk[::step]
+        keys = [chunk.keys[at] for at in spread(len(chunk.keys), most)]
+        return keys, [chunk.values[at] for at in spread(len(chunk.values), most)]
+    seen = [chunk[at] for at in spread(len(chunk), most)]
     return [key for key, _ in seen], [value for _, value in seen]
 
 

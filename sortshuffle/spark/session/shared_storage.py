@@ -34,7 +34,7 @@ from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.homes.environment import environment
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.spark.session.service import driver_name
-from sortshuffle.storage.files.urls import application_url, mounted_path, stored_name, why_unknown
+from sortshuffle.storage.files.urls import application_url, mounted_path, stored_name, why_not_shared
 from sortshuffle.storage.stored.stored_cleaning import clean_command, remove_remains
 
 EXIT_SECONDS = 300  # for the removal at exit: a store deletes some thousand objects a second
@@ -48,13 +48,14 @@ def note_use(context: SparkContext | None, options: Options, application: str) -
     """Note that a frame writes to the storage that its options name, if any. Return the options for its
     tasks, which name the directory of this application there. ``context``: None over Connect.
 
-    Raises `OptionError` for a URL of a kind that fsspec does not know.
+    Raises `OptionError` for a URL of a kind that fsspec does not know, or to which processes cannot write
+    together.
     """
     if not options.storage_url:
         return options
-    unknown = why_unknown(options.storage_url)
-    if unknown:
-        raise OptionError(f"{PREFIX}dir = {options.storage_url!r} is not allowed: {unknown}")
+    reason = why_not_shared(options.storage_url)
+    if reason:
+        raise OptionError(f"{PREFIX}dir = {options.storage_url!r} is not allowed: {reason}")
     directory = stored_name(application, driver_name(os.getpid()).hex())
     if context is not None and getattr(context, "_jsc", None) is not None:
         key = application, os.getpid()

@@ -78,27 +78,22 @@ def mounted_file(file: PartitionedFile) -> PartitionedFile | None:
     return None if base is None else PartitionedFile(base)
 
 
-def why_unknown(url: str) -> str:
-    """Return why fsspec does not know the storage of a URL; empty if it does. Only the scheme counts: the
-    caller need not reach the storage, nor have its library."""
+def why_not_shared(url: str) -> str:
+    """Return why several processes cannot write to a URL together; empty if its scheme allows it. Only the
+    scheme counts: the caller need not reach the storage, nor have its library."""
     from fsspec.registry import known_implementations, registry
 
     scheme = url.partition("://")[0]
+    if scheme == "memory":
+        return "no other process sees that. Name storage that all hosts see"
+    if scheme in _READ_ONLY:
+        return "nothing can be written there. Name storage that all hosts write to"
     if scheme in known_implementations or scheme in registry:
         return ""
     return (
         f"fsspec knows no storage {scheme}://. It knows, among others, s3://, gs://, abfs://, hdfs:// and"
         " file://, a directory that all hosts have mounted"
     )
-
-
-def why_not_shared(url: str) -> str:
-    """Return why several processes cannot write to a URL together; empty if its scheme allows it."""
-    if url.startswith("memory://"):
-        return "no other process sees that. Name storage that all hosts see"
-    if url.partition("://")[0] in _READ_ONLY:
-        return "nothing can be written there. Name storage that all hosts write to"
-    return why_unknown(url)
 
 
 def stored_name(application: str, token: str) -> str:

@@ -203,6 +203,52 @@ def test_rows_that_go_to_spark_are_logged_and_explained(
     assert f"  {operator}(): rows go to Spark: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (
+            lambda frame: frame.mapInPandas(same, "id long", barrier=True),
+            "mapInPandas(): Spark runs the function: barrier stages, ",
+        ),
+        (
+            lambda frame: frame.observe("seen", sf.count("*")).mapInPandas(same, "id long").filter("id > 1"),
+            "mapInPandas(): Spark runs the function: Spark reports what observe() asks for only of ",
+        ),
+        (
+            lambda frame: frame.groupBy(sf.col("id") % 2).applyInPandas(lambda group: group, "id long"),
+            "applyInPandas(): Spark runs the function: ",
+        ),
+    ],
+    ids=["barrier", "observe", "groups"],
+)
+def test_functions_that_are_left_to_spark_are_logged_and_explained(
+    job: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    call: Any,
+    line: str,
+) -> None:
+    with caplog.at_level(logging.INFO, LOGGER):
+        made = call(job.range(6))
+    assert (sides(made), made._is_in_python) == ([], False)
+    assert [record.message for record in caplog.records if record.message.startswith(line)]
+    made.explain()
+    assert f"\nPython functions that are left to Spark:\n  {line}" in capsys.readouterr().out
+
+
+def test_a_function_that_is_left_to_spark_is_told_once(
+    job: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LOGGER):
+        left = job.range(6).mapInPandas(same, "id long", barrier=True)
+        again = left.mapInPandas(same, "id long", barrier=True)
+        frame = job.range(6).mapInPandas(same, "id long")
+        made = [frame.union(left), frame.intersect(left), left.union(frame), again.filter("id > 1")]
+    (note,) = left._spark_functions
+    assert [each._spark_functions for each in (again, *made)] == [(note,)] * 5
+    assert [record.message for record in caplog.records].count(note.describe()) == 1
+
+
 def test_actions_that_spark_does_are_logged(job: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     frame = job.range(3).mapInPandas(same, "id long")
     with caplog.at_level(logging.INFO, LOGGER):
@@ -454,6 +500,7 @@ def test_the_session_can_leave_functions_to_spark(job: SparkSession) -> None:
         frame = job.range(6).mapInPandas(same, "id long")
         assert frame._own_rows is None
         assert sides(frame) == []
+        assert [each.reason for each in frame._spark_functions] == ["spark.sortshuffle.session.python is off"]
         assert frame.count() == 6
         assert sortshuffle.frame(job.range(6)).mapInPandas(same, "id long")._own_rows is not None
         job.conf.set("spark.sortshuffle.session.python", "perhaps")
@@ -576,6 +623,33 @@ def test_functions_of_streams_stay_in_spark(job: SparkSession) -> None:
     stream = job.readStream.format("rate").load().mapInPandas(same, "timestamp timestamp, value long")
     assert stream.isStreaming
     assert isinstance(stream, ShuffleFrame)
+
+
+def test_a_function_of_rows_with_vectors_is_sparks(job: SparkSession) -> None:
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.select(["id"])
+
+    vectors = VectorAssembler(inputCols=["id"], outputCol="features").transform(job.range(5))
+    left = vectors.mapInArrow(counted, "id long")
+    assert (left._is_in_python, sides(left)) == (False, [])
+    assert [each.operator for each in left._spark_functions] == ["mapInArrow"]
+    assert "features" in left._spark_functions[0].reason
+    assert sorted(row.id for row in left.collect()) == list(range(5))
+    kept = vectors.drop("features").mapInArrow(counted, "id long")
+    assert (kept._is_in_python, kept._spark_functions) == (True, ())
+
+
+def test_scalar_functions_are_sparks(job: SparkSession) -> None:
+    def squares(values: pd.Series) -> pd.Series:
+        return values * values
+
+    double, square = sf.udf(lambda value: value * 2, "long"), sf.pandas_udf(squares, "long")
+    for rows, crossings in ((job.range(5), []), (job.range(5).mapInPandas(same, "id long"), ["Spark"])):
+        called = rows.select(double("id").alias("d"), square("id").alias("s"))
+        assert not called._is_in_python
+        assert [each.to for each in called._crossings][-1:] == crossings
+        assert sorted(map(tuple, called.collect())) == [(2 * n, n * n) for n in range(5)]
 
 
 def test_pandas_on_spark_and_machine_learning_take_frames(job: SparkSession) -> None:

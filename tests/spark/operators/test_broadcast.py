@@ -77,7 +77,7 @@ def test_a_side_that_must_be_exchanged_is(plain_sides: tuple[DataFrame, DataFram
 
 def test_every_origin_can_stay(spark: SparkSession, tmp_path: Path) -> None:
     """Rows of Spark, with names that Spark cannot look up; a scan; a union; another join; and functions."""
-    plain = spark.createDataFrame([(k % 5, k) for k in range(40)], "k int, `v.w` int").repartition(3)
+    plain = spark.createDataFrame([(k % 5, k) for k in range(40)], "k int, `v.w``x` int").repartition(3)
     small_plain = spark.createDataFrame([(1, "a"), (2, "b"), (1, "c"), (9, "d")], "k int, t string")
     small = broadcast(sortshuffle.frame(small_plain))
     path = str(tmp_path / "rows")

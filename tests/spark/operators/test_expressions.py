@@ -256,7 +256,11 @@ def test_case_tells_columns_apart_where_it_counts() -> None:
     assert resolve("Key", NAMED, case_sensitive=True) == 1
 
 
-@pytest.mark.parametrize("name", ["", "a.", ".a", "`a", "a`b", "`a`b", "a..b", "``"])
+def test_a_column_without_a_name_is_found_in_backticks() -> None:
+    assert resolve("``", st.StructType([st.StructField("", st.LongType())]), case_sensitive=False) == 0
+
+
+@pytest.mark.parametrize("name", ["", "a.", ".a", "`a", "a`b", "`a`b", "a..b", "```"])
 def test_malformed_names_are_refused(name: str) -> None:
     with pytest.raises(ColumnError, match="is not a column name"):
         resolve(name, NAMED, case_sensitive=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
 
-from sortshuffle.spark.rdds.heap import VISITS, heap_bytes, mean_bytes
+from sortshuffle.spark.rdds.heap import VISITS, bytes_of_each, heap_bytes, mean_bytes, spread
 
 
 class Thing:
@@ -209,6 +209,27 @@ def test_one_large_field_of_records_is_found(record: Callable[[], Any], count: i
 def test_a_large_field_of_many_is_found(kind: Callable[[list[Any]], Any], at: int) -> None:
     records = [kind([*[1] * at, bytes(LARGE), *[2] * (19 - at)]) for _ in range(64)]
     assert mean_bytes(records) == pytest.approx(LARGE, rel=0.9)
+    assert sum(bytes_of_each(records)) / 64 == pytest.approx(LARGE, rel=0.6)
+
+
+@pytest.mark.parametrize("count", [24, 32, 600, 4096, 16 * 7919])
+@pytest.mark.parametrize(("period", "at"), [(2, 0), (2, 1), (3, 0), (3, 2), (4, 1), (4, 3)])
+def test_records_that_are_large_in_turn_are_seen(count: int, period: int, at: int) -> None:
+    thing = bytes(LARGE)
+    things = [thing if n % period == at else 1 for n in range(count)]
+    for found in (mean_bytes(things), heap_bytes(things) / count):
+        assert 0.2 * LARGE / period < found < 2 * LARGE / period
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 31, 33, 4095, 4096, 16 * 7919])
+@pytest.mark.parametrize("start", [0, 1, 15470])
+def test_positions_are_spread(count: int, start: int) -> None:
+    found = list(spread(count, 16, start))
+    assert found == sorted(set(found))
+    assert len(found) <= 16
+    assert all(0 <= at < count for at in found)
+    step = -(-count // 16)
+    assert [at // step for at in found] == list(range(-(-count // step) if step else 0))
 
 
 def test_one_record_that_refers_to_many_does_not_hide_the_others() -> None:

@@ -99,10 +99,20 @@ def test_rdds(spark: SparkSession, root: Store) -> None:
     assert names_of(root, spark)
 
 
-def test_an_unknown_kind_of_storage_is_refused_on_the_driver(spark: SparkSession) -> None:
-    spark.conf.set(DIR, "s4://bucket/prefix")
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("s4://bucket/prefix", "fsspec knows no storage s4://"),
+        ("memory://prefix", "no other process sees that"),
+        ("https://host/prefix", "nothing can be written there"),
+    ],
+)
+def test_storage_that_tasks_cannot_share_is_refused_on_the_driver(
+    spark: SparkSession, url: str, why: str
+) -> None:
+    spark.conf.set(DIR, url)
     try:
-        with pytest.raises(OptionError, match="fsspec knows no storage s4://"):
+        with pytest.raises(OptionError, match=why):
             sortshuffle.frame(spark.range(3))
     finally:
         spark.conf.unset(DIR)
