@@ -147,7 +147,8 @@ class Options:
         (),
         "dir",
         _directories,
-        "absolute local paths, separated by commas; or one URL that fsspec knows, such as s3://bucket/prefix",
+        "absolute local paths, separated by commas; or one URL that fsspec can write to, such as"
+        " s3://bucket/prefix",
         "",
         "Where map outputs are written: local directories in turn, or storage that every host sees (a URL;"
         " file:///mount is a directory that all hosts have mounted). Empty: Spark's own local directories."

@@ -86,7 +86,8 @@ def test_every_option_is_here() -> None:
 
 
 URL_OR_PATHS = (
-    "absolute local paths, separated by commas; or one URL that fsspec knows, such as s3://bucket/prefix"
+    "absolute local paths, separated by commas; or one URL that fsspec can write to, such as"
+    " s3://bucket/prefix"
 )
 PROGRAMS = "an absolute path, ./ and a path from the executor's working directory, or a name on the PATH"
 

@@ -42,7 +42,7 @@ _LONGEST_INT64_DECIMAL = 18
 WORD_BYTES = 8  # bytes of text that one int64 holds
 # longer texts are rare as keys, and each further word costs 10 ms for a million rows
 _LONGEST_IN_WORDS = 8 * WORD_BYTES
-_COPIED_ROWS = 1 << 14  # rows whose longer texts are compared at a time
+_COPIED_ROWS = 1 << 12  # rows whose longer texts are compared at a time
 # Masks that keep the first k bytes of a word, k = 0..8; the first byte is the most significant one
 LEADING_BYTES = np.array([(2**64 - 1) ^ (2 ** (64 - 8 * k) - 1) for k in range(WORD_BYTES + 1)], np.uint64)
 SIGN = np.uint64(1 << 63)  # flips unsigned order into signed order

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.fetcher import LEAST_PART
-from sortshuffle.reading.merge import SORT_BYTES_PER_ROW, WINDOW_ROWS
+from sortshuffle.reading.merge import WINDOW_ROWS, step_bytes
 from sortshuffle.storage.files.extents import Extent
 
 MOST_OPEN_FILES = 256  # files streamed at a time; many systems allow a process 1024
@@ -69,16 +69,21 @@ class RunSize:
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """The bytes that runs of one schema take in a merge. ``key_bytes``: for the rank columns of a row.
-    ``fixed``: for any run."""
+    """The bytes that runs of one schema take in a merge. ``key_columns``: rank columns. ``fixed``: for any
+    run."""
 
-    key_bytes: int
+    key_columns: int
     fixed: int
 
     @staticmethod
     def of(order: RowOrder, schema: pa.Schema) -> Demands:
-        key_bytes = 8 * len(order.ranks_of_no_rows(schema))
-        return Demands(key_bytes, RUN_BYTES + COLUMN_BYTES * len(schema))
+        columns = len(order.ranks_of_no_rows(schema))
+        return Demands(columns, RUN_BYTES + COLUMN_BYTES * len(schema))
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the rank columns of a row."""
+        return 8 * self.key_columns
 
     def held(self, size: RunSize) -> int:
         """Return the bytes that a held run takes."""
@@ -98,10 +103,11 @@ class Demands:
         return stored + size.in_largest_buffer(size.raw) + left + self._merging(size)
 
     def _merging(self, size: RunSize) -> int:
-        """Return the bytes of a batch's keys and of the run's share of a step: rows joined, and sorted."""
+        """Return the bytes of a batch's keys and of the run's share of a step: rows joined, sorted, and taken
+        in order (or, while they are sorted, a copy of the texts that are keys)."""
         batch = size.in_largest_buffer(size.records)
         window = min(size.records, WINDOW_ROWS * 3 // 2, batch * 3 // 2)
-        return self.fixed + batch * self.key_bytes + window * (2 * _row(size) + SORT_BYTES_PER_ROW)
+        return self.fixed + batch * self.key_bytes + window * (2 * _row(size) + step_bytes(self.key_columns))
 
 
 def _row(size: RunSize) -> int:

@@ -142,6 +142,14 @@ def test_words_may_begin_in_the_last_bytes(length: int) -> None:
     assert order_of(pa.array(texts).slice(11, 17)) == expected_order(texts[11:28])
 
 
+def test_long_texts_are_compared_across_pieces() -> None:
+    texts = [f"{n // 2:070d}" for n in range(40_000)][::-1]
+    assert order_of(pa.array(texts)) == expected_order(texts)
+    assert order_of(pa.array(texts).slice(7, 33_000)) == expected_order(texts[7:33_007])
+    pairs = list(zip(texts, range(40_000), strict=True))
+    assert order_of(pa.array(texts), pa.array(range(40_000))) == expected_order(pairs)
+
+
 DECIMALS = [Decimal(1), Decimal(9), Decimal(5)]
 
 

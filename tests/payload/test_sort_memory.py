@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from peak_memory import peak_bytes
 
 from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.payload.sort_memory import SortMemory
@@ -37,22 +34,6 @@ COLUMNS["bunched"] = pa.array(
 COLUMNS["struct"] = pa.StructArray.from_arrays([COLUMNS["few"], COLUMNS["short"]], ["a", "b"])
 
 
-@contextmanager
-def peak_bytes() -> Iterator[list[int]]:
-    """What NumPy and Arrow hold at most while the block runs, together."""
-    usual = pa.default_memory_pool()
-    counting = pa.proxy_memory_pool(usual)
-    peak: list[int] = []
-    pa.set_memory_pool(counting)
-    tracemalloc.start()
-    try:
-        yield peak
-        peak.append(tracemalloc.get_traced_memory()[1] + (counting.max_memory() or 0))
-    finally:
-        tracemalloc.stop()
-        pa.set_memory_pool(usual)
-
-
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(
     "names",
@@ -76,7 +57,8 @@ def test_sorting_takes_no_more_than_is_reckoned(names: tuple[str, ...], descendi
         indices = order.ranks(batch).sort_indices()
     assert len(indices) == ROWS
     assert peak[0] <= 1.02 * reckoned
-    assert peak[0] >= 0.4 * reckoned  # and what is not needed is not kept free
+    # and what is not needed is not kept free, but for a copy of the rows, if bytes under nulls might cost one
+    assert peak[0] >= (0.25 if names == ("long text",) else 0.4) * reckoned
 
 
 def test_it_is_reckoned_for_many_sizes_at_once() -> None:

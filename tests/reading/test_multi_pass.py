@@ -240,7 +240,7 @@ def test_without_a_place_to_put_rows_a_merge_that_does_not_fit_is_refused(tmp_pa
     outputs = outputs_of(tmp_path, random_runs(40, 100), per_file=10)
     with pytest.raises(
         InsufficientBuffersError,
-        match=r"merging 40 sorted runs takes .* KiB and 0 open files, where there are 20\.0 KiB and 256"
+        match=r"merging 40 sorted runs takes .* [KM]iB and 0 open files, where there are 20\.0 KiB and 256"
         r".*spark\.sortshuffle\.read\.memory",
     ):
         list(gate_without_files(outputs, 20 * KIB).sorted_batches(BY_KEY))

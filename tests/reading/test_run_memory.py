@@ -51,7 +51,7 @@ def test_loads_fit_by_memory_and_by_files() -> None:
 def test_keys_and_columns_count() -> None:
     text = pa.schema([("key", pa.string()), ("other", pa.string())])
     assert Demands.of(RowOrder(()), pa.schema([])) == Demands(0, RUN_BYTES)
-    assert Demands.of(RowOrder((0,)), text) == Demands(16, RUN_BYTES + 2 * COLUMN_BYTES)
+    assert Demands.of(RowOrder((0,)), text) == Demands(2, RUN_BYTES + 2 * COLUMN_BYTES)
     assert Demands.of(RowOrder((0, 1)), text).key_bytes == 32
 
 
@@ -64,7 +64,7 @@ def test_of_one_buffer_less_is_taken_whole_and_of_many_in_parts() -> None:
 
 
 def test_what_a_reader_holds_beyond_its_part_counts_with_what_it_keeps_of_a_buffer() -> None:
-    demands, size = Demands(8, RUN_BYTES), RunSize(10_000_000, 10_000_000, 100_000, 101)
+    demands, size = Demands(1, RUN_BYTES), RunSize(10_000_000, 10_000_000, 100_000, 101)
     assert demands.streamed(size, 65_536) - demands.streamed(size) == 65_536 + 125_000
     small = RunSize(1000, 1000, 10, 1)
     assert demands.streamed(small, 65_536) - demands.streamed(small) == 1000

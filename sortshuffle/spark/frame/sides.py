@@ -105,10 +105,9 @@ def attempt(
         raise
     except UsageError as refusal:
         result = _made_by_spark(frame, operator, by_spark, shadow)
-        if isinstance(result, TwoSidedFrame) and frame._is_in_python:
-            result._cross(operator, "Spark", str(refusal))
-        elif isinstance(result, TwoSidedFrame):
-            result._leave_to_spark(operator, str(refusal))
+        if isinstance(result, TwoSidedFrame):
+            result._refuse(operator, str(refusal), crosses=frame._is_in_python)
+        return result
     if isinstance(result, TwoSidedFrame) and result is not frame:
         if result._is_in_python and result._own_shadow is None and shadow is not None:
             result._set_shadow(shadow)

@@ -408,9 +408,15 @@ class TwoSidedFrame(DataFrame):
     def _cross(self, operator: str, to: str, reason: str) -> None:
         self._crossings = (*self._crossings, Crossing(operator, to, reason))
 
-    def _leave_to_spark(self, operator: str, reason: str) -> None:
-        """Note that Spark runs the function of a call, on rows of its own."""
-        self._spark_functions = united([self._spark_functions, (SparkFunction(operator, reason),)])
+    def _refuse(self, operator: str, reason: str, *, crosses: bool) -> None:
+        """Note, and log, that Spark made this frame because Python's side refused the call. ``crosses``: rows
+        go to Spark for it; otherwise Spark runs a function on rows of its own."""
+        logged = self._notes()
+        if crosses:
+            self._cross(operator, "Spark", reason)
+        else:
+            self._spark_functions = united([self._spark_functions, (SparkFunction(operator, reason),)])
+        self._log_all_but(logged)
 
     def _take_notes(self, sources: Sequence[TwoSidedFrame]) -> None:
         """Take over the crossings and functions of ``sources``, of which the frame was made."""
@@ -419,9 +425,13 @@ class TwoSidedFrame(DataFrame):
 
     def _log_new(self, *sources: TwoSidedFrame) -> None:
         """Log the crossings and functions that none of ``sources`` has, of which the frame was made."""
-        known = {each for source in sources for each in source._notes()}
+        self._log_all_but(note for source in sources for note in source._notes())
+
+    def _log_all_but(self, known: Iterable[Crossing | SparkFunction]) -> None:
+        """Log the crossings and functions that are not among ``known``."""
+        logged = set(known)
         for note in self._notes():
-            if note not in known:
+            if note not in logged:
                 log(note)
 
     def _notes(self) -> tuple[Crossing | SparkFunction, ...]:

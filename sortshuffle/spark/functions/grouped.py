@@ -161,8 +161,9 @@ class GroupApplyInPandas(GroupFunction):
 
     def _run(self, groups: Iterator[GroupRun]) -> Generator[pa.RecordBatch, None, None]:
         results = FrameCollector(self.declared, self.conf)
+        keys = self.keys if self.takes_key else ()  # it takes pandas 8 us to look a value up
         with CloseAtEnd(groups):
-            for key, frame in group_frames(groups, self.keys, self.conf):
+            for key, frame in group_frames(groups, keys, self.conf):
                 arguments = (key, frame) if self.takes_key else (frame,)
                 del frame  # so that the frame is not held while its result is delivered
                 result = in_user_code(self.function, *arguments)

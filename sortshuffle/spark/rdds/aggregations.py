@@ -352,9 +352,9 @@ class GroupTable(Table):
 def _sample(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
     """Sample at most ``most`` keys and as many values, spread over the chunk."""
     if isinstance(chunk, Pairs):
-        keys = [chunk.keys[at] for at in spread(len(chunk.keys), most)]
-        return keys, [chunk.values[at] for at in spread(len(chunk.values), most)]
-    seen = [chunk[at] for at in spread(len(chunk), most)]
+        keys = [chunk.keys[at] for at in spread(len(chunk.keys), most, len(chunk))]
+        return keys, [chunk.values[at] for at in spread(len(chunk.values), most, len(chunk))]
+    seen = [chunk[at] for at in spread(len(chunk), most, len(chunk))]
     return [key for key, _ in seen], [value for _, value in seen]
 
 

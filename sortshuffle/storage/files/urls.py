@@ -32,7 +32,8 @@ Result = TypeVar("Result")
 
 MOUNTED_SCHEMES = ("file://", "local://")
 _WITH_TOKEN = re.compile(r"(.+)-[0-9a-f]{32}")
-_READ_ONLY = ("data", "git", "github", "http", "https", "tar", "zip")  # of the schemes that fsspec knows
+# of the schemes that fsspec knows
+_READ_ONLY = ("data", "git", "github", "http", "https", "libarchive", "tar", "zip")
 # The store's library has already tried a request several times (s3fs: five times, for 5 s where nothing
 # listens). Trying again helps with a store that is busy for longer: a task that fails reads everything again
 ATTEMPTS = 3

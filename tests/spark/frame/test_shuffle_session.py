@@ -216,7 +216,7 @@ def test_rows_that_go_to_spark_are_logged_and_explained(
         ),
         (
             lambda frame: frame.groupBy(sf.col("id") % 2).applyInPandas(lambda group: group, "id long"),
-            "applyInPandas(): Spark runs the function: ",
+            "applyInPandas(): Spark runs the function: Column<'%(id, 2)'> is an expression: ",
         ),
     ],
     ids=["barrier", "observe", "groups"],
@@ -247,6 +247,17 @@ def test_a_function_that_is_left_to_spark_is_told_once(
     (note,) = left._spark_functions
     assert [each._spark_functions for each in (again, *made)] == [(note,)] * 5
     assert [record.message for record in caplog.records].count(note.describe()) == 1
+
+
+def test_a_crossing_of_a_cogroup_is_told_once(job: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    right = job.range(6).mapInPandas(same, "id long")
+    left = job.range(6).groupBy(sf.col("id") % 2)
+    with caplog.at_level(logging.INFO, LOGGER):
+        made = left.cogroup(right.groupBy("id")).applyInPandas(lambda own, other: own, "id long")
+    assert [each.operator for each in made._spark_functions] == ["cogroup"]
+    messages = [record.message for record in caplog.records]
+    assert [each.partition(":")[0] for each in messages] == ["cogroup()", "cogroup()"]
+    assert len(set(messages)) == 2  # rows of the right go to Spark; Spark runs the function
 
 
 def test_actions_that_spark_does_are_logged(job: SparkSession, caplog: pytest.LogCaptureFixture) -> None:

@@ -114,6 +114,8 @@ def test_storage_that_tasks_cannot_share_is_refused_on_the_driver(
     try:
         with pytest.raises(OptionError, match=why):
             sortshuffle.frame(spark.range(3))
+        with pytest.raises(OptionError, match=why):
+            sortshuffle.rdd(spark.sparkContext.parallelize([(1, 2)])).partitionBy(2).toRDD()
     finally:
         spark.conf.unset(DIR)
 
