@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-_POOLS: list[
-    pa.MemoryPool
-] = []  # arrays of a block may live longer than the block, and free memory of its pool
+# Arrays of a block may live longer than the block, and free memory of its pool
+_POOLS: list[pa.MemoryPool] = []
 
 
 @contextmanager

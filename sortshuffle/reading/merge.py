@@ -33,7 +33,7 @@ OUTPUT_ROWS = 65_536  # rows copied in sorted order at a time, so that the copy 
 # With larger windows there are fewer steps, which take more memory each. 100 runs of two numbers a row: 74 MB
 # and 91 ns a row with 2,048, 144 MB and 61 ns with 8,192. 16 runs: 39 and 37 ns
 WINDOW_ROWS = 2048
-# Taken by `Ranks.sort_indices`, with its result. NumPy's part of it by tracemalloc: 33 to 82
+# Taken by `Ranks.sort_indices`, with its result. By tracemalloc, which leaves out Arrow: 33 to 82
 SORT_BYTES_PER_ROW = 84
 
 Bound: TypeAlias = tuple[KeyRow, int]
@@ -41,8 +41,8 @@ Bound: TypeAlias = tuple[KeyRow, int]
 
 
 def step_bytes(columns: int) -> int:
-    """Return the bytes that a step of a merge takes for each row, beside the rows and texts that are keys.
-    ``columns``: rank columns, which are joined."""
+    """Return the bytes that a step of a merge takes for each row, in addition to copies of the rows and of
+    the texts in their keys. ``columns``: rank columns, which are joined."""
     return 8 * columns + SORT_BYTES_PER_ROW
 
 
@@ -238,13 +238,18 @@ def _sort_parts(
 ) -> Iterator[pa.RecordBatch]:
     """Yield all rows of the parts, sorted. Empties the list, to free its batches."""
     columns = len(parts[0][1].columns)
-    size = sum(batch.nbytes + step_bytes(columns) * batch.num_rows for batch, _ in parts)
+    # joined rows, and joined texts of their keys
+    size = sum(2 * batch.nbytes + step_bytes(columns) * batch.num_rows for batch, _ in parts)
     budget.charge(size)
     try:
         with metrics.step("merge"):
             rows = pa.concat_batches([batch for batch, _ in parts])
             indices = concat_ranks([ranks for _, ranks in parts]).sort_indices()
             parts.clear()
+        # from now on the joined rows, their order, and a part of them in that order
+        held = min(size, 2 * rows.nbytes + indices.nbytes)
+        budget.release(size - held)
+        size = held
         for start in range(0, len(indices), OUTPUT_ROWS):
             with metrics.step("merge"):
                 ordered = rows.take(pa.array(indices[start : start + OUTPUT_ROWS]))

@@ -146,8 +146,9 @@ def test_long_texts_are_compared_across_pieces() -> None:
     texts = [f"{n // 2:070d}" for n in range(40_000)][::-1]
     assert order_of(pa.array(texts)) == expected_order(texts)
     assert order_of(pa.array(texts).slice(7, 33_000)) == expected_order(texts[7:33_007])
-    pairs = list(zip(texts, range(40_000), strict=True))
-    assert order_of(pa.array(texts), pa.array(range(40_000))) == expected_order(pairs)
+    second = range(33_000)[::-1]
+    pairs = list(zip(texts[7:33_007], second, strict=True))
+    assert order_of(pa.array(texts).slice(7, 33_000), pa.array(second)) == expected_order(pairs)
 
 
 DECIMALS = [Decimal(1), Decimal(9), Decimal(5)]

@@ -264,7 +264,7 @@ def test_the_budget_knows_what_is_held_and_it_is_bounded(runs: int, distinct: in
     assert emitted == runs * 30_000
     assert budget.used == 0
     held = (batch_rows + WINDOW_ROWS // 2) * (ROW_BYTES + KEY_BYTES)
-    step = WINDOW_ROWS * 3 // 2 * (ROW_BYTES + step_bytes(RANK_COLUMNS))
+    step = WINDOW_ROWS * 3 // 2 * (2 * ROW_BYTES + step_bytes(RANK_COLUMNS))
     assert budget.peak <= runs * (held + step)
 
 
@@ -305,7 +305,7 @@ def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it() -> None:
         keys
     )
     held = (batch_rows + WINDOW_ROWS // 2) * (ROW_BYTES + KEY_BYTES)
-    step = WINDOW_ROWS * 3 // 2 * (ROW_BYTES + step_bytes(RANK_COLUMNS))
+    step = WINDOW_ROWS * 3 // 2 * (2 * ROW_BYTES + step_bytes(RANK_COLUMNS))
     assert budget.peak <= 2 * (held + step) < 2 * 2 * batch_rows * (ROW_BYTES + KEY_BYTES)
 
 

@@ -3,7 +3,7 @@
 PySpark converts each group separately, which takes some 300 us per group however few its rows are. Here the
 rows of many groups are converted once, and each group's frame is cut out of the result. Returned frames are
 collected and converted together. Groups of 30 rows of three numbers took 0.42 ms each when converted
-separately and 0.14 ms together, 0.1 ms of it in the function (one core of this project's test machine).
+separately and 0.14 ms together, 0.1 ms of it in the function; by now a fifth less (docs/benchmarks.md).
 
 What a function receives and may return must not depend on this batching:
 
@@ -154,6 +154,8 @@ class FrameCollector:
         if not isinstance(frame, pd.DataFrame) or not 0 < len(frame) <= COLLECTED_ROWS // SMALL_SHARE:
             return (), None
         names = tuple(frame.columns)
+        if not all(type(name) is str for name in names):  # others may not even be comparable
+            return names, None
         if names != self._known:  # most frames have the names of the one before
             # matching by position is not enough here: `_collectable` has the declared columns by name
             if len(set(names)) < len(names) or any(name not in self._collectable for name in names):
@@ -166,7 +168,9 @@ class FrameCollector:
             kind = values.dtype
             if not isinstance(kind, np.dtype) or (kind.hasobject and not self._collectable[name]):
                 return names, None
-            columns.append(np.array(values))
+            columns.append(
+                np.asarray(values).copy()
+            )  # pandas 2.2 has arrays of times that np.array does not copy
         return names, columns or None
 
     def _fits(self, names: tuple[Any, ...], columns: list[Any]) -> bool:

@@ -133,6 +133,25 @@ def test_frames_become_what_each_becomes_alone_in_their_order(names: list[str]) 
     assert len(together) < len(alone) or names != PLAIN
 
 
+@pytest.mark.parametrize("kind", ["M8[ns]", "m8[ns]", "bool", "int64", "float64", "object"])
+def test_each_kind_of_column_is_copied(kind: str) -> None:
+    collector = FrameCollector(declared(["k"]), CONF)
+    frame = pd.DataFrame({"k": np.array([1], "int64").astype(kind)})
+    _, columns = collector._columns(frame)
+    assert columns is not None
+    (column,) = columns
+    assert (type(column), column.dtype) == (np.ndarray, np.dtype(kind))
+    assert not np.shares_memory(column, np.asarray(frame["k"]))
+
+
+@pytest.mark.parametrize("label", [pd.NA, None, 1, ("k", "v"), float("nan")])
+def test_frames_with_labels_of_other_kinds_are_converted_alone(label: Any) -> None:
+    collector = FrameCollector(declared(["k"]), CONF)
+    assert collector._columns(pd.DataFrame({"k": [1]}))[1] is not None
+    other = pd.DataFrame([[2]], columns=pd.Index([label], dtype=object, tupleize_cols=False))
+    assert collector._columns(other)[1] is None
+
+
 def test_a_frame_that_is_returned_again_with_other_values_is_taken_as_it_was() -> None:
     frame = pd.DataFrame({"k": [0], "v": [0.5], "s": ["x"]})
 
