@@ -256,13 +256,17 @@ def _rank_columns(column: pa.Array, nulls_above: bool = False) -> Iterator[RankC
 def _without_nulls(text: pa.Array) -> pa.Array:
     """Return large binary in which nulls are empty. Its bytes are only copied if there are some under nulls,
     which is rare."""
-    _, begins, data = text.buffers()
-    skipped = text.offset * np.dtype(np.int64).itemsize
-    offsets = np.frombuffer(begins, np.int64, count=len(text) + 1, offset=skipped)
-    if np.diff(offsets)[np.asarray(text.is_null())].any():
+    if np.diff(_offsets(text))[np.asarray(text.is_null())].any():
         return text.fill_null(b"")
-    buffers = [None, begins, data or pa.py_buffer(b"")]
+    _, offsets, data = text.buffers()
+    buffers = [None, offsets, data or pa.py_buffer(b"")]
     return pa.Array.from_buffers(text.type, len(text), buffers, null_count=0, offset=text.offset)
+
+
+def _offsets(text: pa.Array) -> Int64s:
+    """Return where the values of large binary begin in its bytes, and where the last one ends."""
+    skipped = text.offset * np.dtype(np.int64).itemsize
+    return np.frombuffer(text.buffers()[1], np.int64, count=len(text) + 1, offset=skipped)
 
 
 def _as_int64(column: pa.Array) -> Int64s | None:
@@ -323,8 +327,7 @@ def _as_numbers(column: RankColumn) -> Iterator[Int64s]:
 
 def _text_numbers(column: pa.Array) -> Iterator[Int64s]:
     """Yield int64 columns that order text, ascending. Their number depends on the values."""
-    skipped = column.offset * np.dtype(np.int64).itemsize
-    offsets = np.frombuffer(column.buffers()[1], np.int64, count=len(column) + 1, offset=skipped)
+    offsets = _offsets(column)
     lengths = np.diff(offsets)
     longest = int(lengths.max(initial=0))
     if longest > _LONGEST_IN_WORDS:
@@ -341,11 +344,10 @@ def _words(column: pa.Array, offsets: Int64s, lengths: Int64s, longest: int) -> 
     sort numbers, and mostly the first word or two decide.
     """
     first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(WORD_BYTES, np.uint8)
-    if last - first >= WORD_BYTES:
-        data = np.frombuffer(column.buffers()[2], np.uint8, count=last - first, offset=first)
-    elif last > first:
-        data[: last - first] = np.frombuffer(column.buffers()[2], np.uint8, count=last - first, offset=first)
+    # without bytes there may be no buffer
+    data = np.frombuffer(column.buffers()[2] or b"", np.uint8, count=last - first, offset=first)
+    if len(data) < WORD_BYTES:
+        data = np.pad(data, (0, WORD_BYTES - len(data)))
     latest = len(data) - WORD_BYTES  # a word can begin at each byte up to this one
     word_at = np.ndarray((latest + 1,), np.dtype(">u8"), data, strides=(1,))
     for done in range(0, longest, WORD_BYTES):

@@ -10,11 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias
 
 LOGGER = "sortshuffle.frame"
-
-Note = TypeVar("Note", bound="Crossing | SparkFunction")
 
 _log = logging.getLogger(LOGGER)
 
@@ -44,7 +42,10 @@ class SparkFunction:
         return f"{self.operator}(): Spark runs the function: {self.reason}"
 
 
-def log(note: Crossing | SparkFunction) -> None:
+Note: TypeAlias = Crossing | SparkFunction
+
+
+def log(note: Note) -> None:
     """Log a crossing or a function, at INFO."""
     _log.info("%s", note.describe())
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 from pyspark.sql import Column, DataFrame
 
 from sortshuffle.errors import ColumnError, OptionError, UnsupportedError, UsageError
-from sortshuffle.spark.frame.crossings import Crossing, SparkFunction, log, united
+from sortshuffle.spark.frame.crossings import Crossing, Note, SparkFunction, log, united
 from sortshuffle.spark.frame.delegation import dispatch_to
 from sortshuffle.spark.frame.shadow import Base, Shadow, next_base
 from sortshuffle.spark.operators.catalyst import tree_of
@@ -57,8 +57,7 @@ class TwoSidedFrame(DataFrame):
     _scanned_rows: Rows | None = None  # what `_scanned` found
     _pending_call: PendingCall | None = None  # on Spark's side: what makes the rows if Python needs them
     _own_shadow: Shadow | None = None  # made by `_shadow`, unless the call that made the frame has set it
-    _crossings: tuple[Crossing, ...] = ()
-    _spark_functions: tuple[SparkFunction, ...] = ()
+    _notes: tuple[Note, ...] = ()  # crossings, and functions that Spark runs
     _is_new = False  # made by PySpark itself, so that it does not know the frames that it was made of
     _is_kept = False  # in Spark's cache
     _is_observed = False  # by `observe`, whose figures only arrive if Spark runs the plan as a query
@@ -102,7 +101,8 @@ class TwoSidedFrame(DataFrame):
     def _derive(self: Frame, rows: Rows, *others: TwoSidedFrame) -> Frame:
         """Return a frame of Python's side, made from this frame and ``others``."""
         frame = self._of_rows(rows, self.sparkSession)
-        frame._take_notes((self, *others))
+        sources: tuple[TwoSidedFrame, ...] = (self, *others)
+        frame._notes = united(each._notes for each in sources)
         return frame
 
     # ---- Python's side ------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class TwoSidedFrame(DataFrame):
         frame = self._as_frame(result)
         frame._is_new = False
         others = list(frames_in(args))
-        frame._take_notes((self, *others))
+        frame._notes = united(each._notes for each in (self, *others))
         frame._is_observed = any(each._is_observed for each in (self, *others))
         if not self._is_in_python and any(each._is_in_python for each in others):
             frame._cross(method, "Spark", _LEFT_IS_SPARKS)
@@ -405,37 +405,37 @@ class TwoSidedFrame(DataFrame):
 
     # ---- crossings, and functions that Spark runs ---------------------------------------------------
 
+    @property
+    def _crossings(self) -> tuple[Crossing, ...]:
+        return tuple(each for each in self._notes if isinstance(each, Crossing))
+
+    @property
+    def _spark_functions(self) -> tuple[SparkFunction, ...]:
+        return tuple(each for each in self._notes if isinstance(each, SparkFunction))
+
     def _cross(self, operator: str, to: str, reason: str) -> None:
-        self._crossings = (*self._crossings, Crossing(operator, to, reason))
+        self._notes = (*self._notes, Crossing(operator, to, reason))
 
     def _refuse(self, operator: str, reason: str, *, crosses: bool) -> None:
         """Note, and log, that Spark made this frame because Python's side refused the call. ``crosses``: rows
         go to Spark for it; otherwise Spark runs a function on rows of its own."""
-        logged = self._notes()
+        before = self._notes
         if crosses:
             self._cross(operator, "Spark", reason)
         else:
-            self._spark_functions = united([self._spark_functions, (SparkFunction(operator, reason),)])
-        self._log_all_but(logged)
-
-    def _take_notes(self, sources: Sequence[TwoSidedFrame]) -> None:
-        """Take over the crossings and functions of ``sources``, of which the frame was made."""
-        self._crossings = united(each._crossings for each in sources)
-        self._spark_functions = united(each._spark_functions for each in sources)
+            self._notes = united([before, (SparkFunction(operator, reason),)])
+        self._log_all_but(before)
 
     def _log_new(self, *sources: TwoSidedFrame) -> None:
         """Log the crossings and functions that none of ``sources`` has, of which the frame was made."""
-        self._log_all_but(note for source in sources for note in source._notes())
+        self._log_all_but(note for source in sources for note in source._notes)
 
-    def _log_all_but(self, known: Iterable[Crossing | SparkFunction]) -> None:
+    def _log_all_but(self, known: Iterable[Note]) -> None:
         """Log the crossings and functions that are not among ``known``."""
         logged = set(known)
-        for note in self._notes():
+        for note in self._notes:
             if note not in logged:
                 log(note)
-
-    def _notes(self) -> tuple[Crossing | SparkFunction, ...]:
-        return (*self._crossings, *self._spark_functions)
 
     def _log_read(self, method: str) -> None:
         """Log that an action of Spark's reads the rows."""

@@ -96,7 +96,6 @@ class FrameCollector:
         self._conf = conf
         self._collectable = {field.name: isinstance(field.dataType, _IMMUTABLE) for field in declared.schema}
         self._names: tuple[Any, ...] = ()  # of the collected frames
-        self._known: tuple[Any, ...] = ()  # names that have been checked
         self._parts: list[list[Any]] = []
         self._rows = 0
         self._size = 0  # bytes
@@ -154,13 +153,9 @@ class FrameCollector:
         if not isinstance(frame, pd.DataFrame) or not 0 < len(frame) <= COLLECTED_ROWS // SMALL_SHARE:
             return (), None
         names = tuple(frame.columns)
-        if not all(type(name) is str for name in names):  # others may not even be comparable
+        # matching by position is not enough here: `_collectable` has the declared columns by name
+        if len(set(names)) < len(names) or any(name not in self._collectable for name in names):
             return names, None
-        if names != self._known:  # most frames have the names of the one before
-            # matching by position is not enough here: `_collectable` has the declared columns by name
-            if len(set(names)) < len(names) or any(name not in self._collectable for name in names):
-                return names, None
-            self._known = names
         columns = []
         for position, name in enumerate(names):
             # pandas' own method, because a fresh frame's Series takes 28 us, and this 4
@@ -168,9 +163,8 @@ class FrameCollector:
             kind = values.dtype
             if not isinstance(kind, np.dtype) or (kind.hasobject and not self._collectable[name]):
                 return names, None
-            columns.append(
-                np.asarray(values).copy()
-            )  # pandas 2.2 has arrays of times that np.array does not copy
+            # np.array() does not copy the arrays of times that pandas 2.2 has
+            columns.append(np.asarray(values).copy())
         return names, columns or None
 
     def _fits(self, names: tuple[Any, ...], columns: list[Any]) -> bool:

@@ -39,7 +39,7 @@ from sortshuffle.spark.rdds.heap import (
     bytes_of_each,
     heap_bytes,
     mean_bytes,
-    spread,
+    take_sample,
 )
 from sortshuffle.spark.rdds.spilling import RecordSpillFile
 
@@ -352,9 +352,8 @@ class GroupTable(Table):
 def _sample(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
     """Sample at most ``most`` keys and as many values, spread over the chunk."""
     if isinstance(chunk, Pairs):
-        keys = [chunk.keys[at] for at in spread(len(chunk.keys), most, len(chunk))]
-        return keys, [chunk.values[at] for at in spread(len(chunk.values), most, len(chunk))]
-    seen = [chunk[at] for at in spread(len(chunk), most, len(chunk))]
+        return take_sample(chunk.keys, most), take_sample(chunk.values, most)
+    seen = take_sample(chunk, most)
     return [key for key, _ in seen], [value for _, value in seen]
 
 

@@ -54,8 +54,13 @@ def mean_bytes(things: Sequence[Any]) -> float:
     """Estimate the mean bytes of some objects; 0 if there are none."""
     if not things:
         return 0.0
-    sample = [things[at] for at in spread(len(things), start=len(things))]
-    return _Walk().bytes_of_all(sample, len(sample)) / len(sample)
+    seen = take_sample(things)
+    return _Walk().bytes_of_all(seen, len(seen)) / len(seen)
+
+
+def take_sample(things: Sequence[Any], most: int = SAMPLE_SIZE) -> list[Any]:
+    """Return at most ``most`` of some objects, spread over them."""
+    return [things[at] for at in spread(len(things), most, start=len(things))]
 
 
 class _Walk:
@@ -108,12 +113,12 @@ class _Walk:
             return self.bytes_of_all(sample, count, deep, floor, alike=container is list)
         return self.bytes_of_all(_some(container.__iter__(thing)), count, deep, floor)
 
-    def _entries(self, entries: Iterable[Any], count: int) -> list[Any]:
+    def _entries(self, entries: Iterable[Any], count: int) -> Sequence[Any]:
         """Return a sample of a dict's keys or values, which can only be iterated over."""
         if count > SMALL_DICT:
             return _some(entries)
         every = list(entries)
-        return [every[at] for at in spread(len(every), start=self._any())]
+        return self._some_of(list, every, len(every))
 
     def _some_of(self, container: Any, thing: Any, count: int) -> Sequence[Any]:
         """Return a sample of a list or a tuple. Slices allow that another thread makes it shorter."""
