@@ -258,8 +258,8 @@ def _without_nulls(text: pa.Array) -> pa.Array:
     which is rare."""
     if np.diff(_offsets(text))[np.asarray(text.is_null())].any():
         return text.fill_null(b"")
-    _, offsets, data = text.buffers()
-    buffers = [None, offsets, data or pa.py_buffer(b"")]
+    _, begins, data = text.buffers()
+    buffers = [None, begins, data or pa.py_buffer(b"")]
     return pa.Array.from_buffers(text.type, len(text), buffers, null_count=0, offset=text.offset)
 
 

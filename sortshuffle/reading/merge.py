@@ -86,6 +86,7 @@ class _Run:
     __slots__ = (
         "_batches",
         "_budget",
+        "_ended",
         "_metrics",
         "_order",
         "_pieces",
@@ -110,6 +111,7 @@ class _Run:
         self._budget = budget
         self._metrics = metrics
         self._pieces: deque[_RunPiece] = deque()
+        self._ended: list[_RunPiece] = []  # all taken, but their rows are still in memory
         self._window_end = 0
         self.exhausted = False
 
@@ -137,7 +139,9 @@ class _Run:
             self._window_end = min(self._window_end + WINDOW_ROWS, self._pieces[-1].ranks.rows)
 
     def take_up_to(self, bound: Bound | None) -> list[tuple[pa.RecordBatch, Ranks]]:
-        """Take the rows of the window at or below the bound, or all of them if there is no bound."""
+        """Take the rows of the window at or below the bound, or all of them if there is no bound.
+
+        They stay charged until `release_ended`."""
         parts = []
         while self._pieces:
             piece = self._pieces[0]
@@ -149,11 +153,17 @@ class _Run:
                 self._window_end = max(self._window_end, stop)
             if stop < piece.ranks.rows:
                 break
-            self._release(self._pieces.popleft())
+            self._ended.append(self._pieces.popleft())
         return parts
+
+    def release_ended(self) -> None:
+        """Release the batches whose last row was taken. Called once nothing here refers to what was taken."""
+        while self._ended:
+            self._release(self._ended.pop())
 
     def close(self) -> None:
         """Release all rows, and close the source."""
+        self.release_ended()
         while self._pieces:
             self._release(self._pieces.popleft())
         self._source.close()
@@ -200,8 +210,9 @@ def merge_runs(
             if len(chosen) == 1:  # already sorted
                 while parts:
                     yield parts.pop(0)[0]
+                chosen[0].release_ended()
             else:
-                yield from _sort_parts(parts, budget, metrics)
+                yield from _sort_parts(parts, chosen, budget, metrics)
             _move_on(chosen, waiting)
 
 
@@ -234,11 +245,15 @@ def _take_below_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], Bo
 
 
 def _sort_parts(
-    parts: list[tuple[pa.RecordBatch, Ranks]], budget: MemoryBudget, metrics: TaskMetrics
+    parts: list[tuple[pa.RecordBatch, Ranks]],
+    runs: Sequence[_Run],
+    budget: MemoryBudget,
+    metrics: TaskMetrics,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows of the parts, sorted. Empties the list, to free its batches."""
+    """Yield all rows of the parts, sorted. ``runs``: where the parts are from. Empties the list, to free its
+    batches."""
     columns = len(parts[0][1].columns)
-    # joined rows, and joined texts of their keys
+    # joined rows, and what takes no more than they do: texts of their keys, then a part of them in order
     size = sum(2 * batch.nbytes + step_bytes(columns) * batch.num_rows for batch, _ in parts)
     budget.charge(size)
     try:
@@ -246,6 +261,8 @@ def _sort_parts(
             rows = pa.concat_batches([batch for batch, _ in parts])
             indices = concat_ranks([ranks for _, ranks in parts]).sort_indices()
             parts.clear()
+        for run in runs:
+            run.release_ended()
         # from now on the joined rows, their order, and a part of them in that order
         held = min(size, 2 * rows.nbytes + indices.nbytes)
         budget.release(size - held)

@@ -290,9 +290,24 @@ def test_a_step_takes_no_more_than_is_reckoned(keys: list[Any], descending: bool
     with peak_bytes() as peak:
         rows = pa.concat_batches([batch[:half], batch[half:]])
         indices = concat_ranks([ranks.slice(0, half), ranks.slice(half, ROWS)]).sort_indices()
-        assert len(rows) == len(indices)
+        assert len(rows.take(pa.array(indices))) == len(rows)
     reckoned = 2 * batch.nbytes + step_bytes(len(ranks.columns)) * ROWS
     assert 0.4 * reckoned <= peak[0] <= reckoned
+
+
+def test_a_step_is_charged_for_its_batches_its_rows_and_their_order() -> None:
+    """All of one run's batch is taken, and all but the last row of the other's."""
+    first, second = keyed(np.arange(100)), keyed(np.array([*range(99), 1000]), 1)
+    budget = MemoryBudget(ENOUGH)
+    merging = merge_runs([RunSource([first]), RunSource([second])], BY_KEY, budget, TaskMetrics())
+    assert len(next(merging)) == 199
+    batch = 100 * (ROW_BYTES + KEY_BYTES)
+    assert budget.peak == 2 * batch + 199 * (2 * ROW_BYTES + step_bytes(RANK_COLUMNS))
+    order = 199 * 8
+    assert budget.used == batch + 199 * 2 * ROW_BYTES + order
+    assert len(next(merging)) == 1
+    assert next(merging, None) is None
+    assert budget.used == 0
 
 
 def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it() -> None:

@@ -414,7 +414,7 @@ class TwoSidedFrame(DataFrame):
         return tuple(each for each in self._notes if isinstance(each, SparkFunction))
 
     def _cross(self, operator: str, to: str, reason: str) -> None:
-        self._notes = (*self._notes, Crossing(operator, to, reason))
+        self._notes = united([self._notes, (Crossing(operator, to, reason),)])
 
     def _refuse(self, operator: str, reason: str, *, crosses: bool) -> None:
         """Note, and log, that Spark made this frame because Python's side refused the call. ``crosses``: rows

@@ -3,7 +3,7 @@
 PySpark converts each group separately, which takes some 300 us per group however few its rows are. Here the
 rows of many groups are converted once, and each group's frame is cut out of the result. Returned frames are
 collected and converted together. Groups of 30 rows of three numbers took 0.42 ms each when converted
-separately and 0.14 ms together, 0.1 ms of it in the function; by now a fifth less (docs/benchmarks.md).
+separately and 0.14 ms together, 0.1 ms of it in the function.
 
 What a function receives and may return must not depend on this batching:
 
@@ -163,7 +163,7 @@ class FrameCollector:
             kind = values.dtype
             if not isinstance(kind, np.dtype) or (kind.hasobject and not self._collectable[name]):
                 return names, None
-            # np.array() does not copy the arrays of times that pandas 2.2 has
+            # with NumPy 2, np.array() does not copy the arrays of times of pandas before 2.3
             columns.append(np.asarray(values).copy())
         return names, columns or None
 

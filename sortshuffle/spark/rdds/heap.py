@@ -31,7 +31,7 @@ SMALL_DICT = 256  # entries of a dict that may be a record
 VISITS = 256
 UNKNOWN = 64  # bytes of an object without a size
 # Random places in a part, as 65536ths of its length, always the same. Of 3,000 seeds this is the one with
-# which samples of many sizes best saw records that are large in turns of 2 to 5
+# which samples of sequences of many lengths best saw records that are large in turns of 2 to 5
 _PLACES = random.Random(90).choices(range(1 << 16), k=256)
 
 _PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
@@ -163,7 +163,7 @@ class _Walk:
         return self.state >> 16  # the high bits are the random ones
 
 
-def spread(count: int, most: int = SAMPLE_SIZE, start: int = 0) -> Sequence[int]:
+def spread(count: int, most: int = SAMPLE_SIZE, *, start: int) -> Sequence[int]:
     """Return at most ``most`` of the positions 0 to ``count - 1``, ascending: one in each of as many parts of
     equal length. Its place in the part depends on ``start``, and differs from part to part: otherwise, of
     records that are large and small in turn, only one kind might be seen."""

@@ -137,10 +137,6 @@ class Job:
             found[each.host].add(each.partition)
         return dict(found)
 
-    def last_hosts(self, what: str) -> dict[int, str]:
-        """Where the last attempt of each partition ran."""
-        return {each.partition: each.host for each in sorted(self.marks(what), key=lambda mark: mark.attempt)}
-
     def first_runs(self, what: str, host: str) -> set[int]:
         """The partitions whose first attempt ran on a host."""
         first: dict[int, Mark] = {}

@@ -249,6 +249,17 @@ def test_a_function_that_is_left_to_spark_is_told_once(
     assert [record.message for record in caplog.records].count(note.describe()) == 1
 
 
+def test_crossings_that_read_the_same_are_one(job: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    def on_both_sides(frame: Any) -> Any:
+        return frame.mapInPandas(same, "id long").randomSplit([1.0])[0]
+
+    with caplog.at_level(logging.INFO, LOGGER):
+        once = on_both_sides(job.range(6))
+        twice = on_both_sides(once)
+    assert sides(once) == sides(twice) == ["mapInPandas to Python", "randomSplit to Spark"]
+    assert [record.message for record in caplog.records] == [each.describe() for each in once._crossings]
+
+
 def test_a_crossing_of_a_cogroup_is_told_once(job: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     right = job.range(6).mapInPandas(same, "id long")
     left = job.range(6).groupBy(sf.col("id") % 2)

@@ -146,10 +146,10 @@ def test_each_kind_of_column_is_copied(kind: str) -> None:
 
 @pytest.mark.parametrize("label", [pd.NA, None, 1, ("k", "v"), float("nan")])
 def test_frames_with_labels_of_other_kinds_are_converted_alone(label: Any) -> None:
-    collector = FrameCollector(declared(["k"]), CONF)
-    assert collector._columns(pd.DataFrame({"k": [1]}))[1] is not None
+    plain = pd.DataFrame({"k": [1]})
     other = pd.DataFrame([[2]], columns=pd.Index([label], dtype=object, tupleize_cols=False))
-    assert collector._columns(other)[1] is None
+    batches = collected([plain, other, plain, plain], declared(["k"]))
+    assert [batch.to_pydict() for batch in batches] == [{"k": [1]}, {"k": [2]}, {"k": [1, 1]}]
 
 
 def test_a_frame_that_is_returned_again_with_other_values_is_taken_as_it_was() -> None:

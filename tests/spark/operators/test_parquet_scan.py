@@ -676,4 +676,7 @@ def test_a_file_between_others_that_the_workers_cannot_read(spark: SparkSession,
 
 def test_file_systems_of_hadoop(spark: SparkSession, two: DataFrame, tmp_path: Path) -> None:
     with confs(spark, {"fs.viewfs.mounttable.scanned.link./two": (tmp_path / "two").as_uri()}):
-        assert "its files are on viewfs" in reason(spark.read.parquet("viewfs://scanned/two"))
+        df = spark.read.parquet("viewfs://scanned/two")
+        assert "its files are on viewfs" in reason(df)
+        frame = sortshuffle.frame(df).mapInArrow(lambda batches: batches, df.schema)
+        assert printed(frame.toArrow()) == printed(two.toArrow())
