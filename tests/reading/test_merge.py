@@ -310,6 +310,15 @@ def test_a_step_is_charged_for_its_batches_its_rows_and_their_order() -> None:
     assert budget.used == 0
 
 
+def test_a_batch_of_one_run_alone_is_charged_until_the_consumer_asks_for_more() -> None:
+    budget = MemoryBudget(ENOUGH)
+    merging = merge_runs([RunSource([keyed(np.arange(100))])], BY_KEY, budget, TaskMetrics())
+    assert len(next(merging)) == 100
+    assert budget.used == 100 * (ROW_BYTES + KEY_BYTES)
+    assert next(merging, None) is None
+    assert budget.used == 0
+
+
 def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it() -> None:
     """While half a window of it waits for the next one."""
     batch_rows = 20 * WINDOW_ROWS

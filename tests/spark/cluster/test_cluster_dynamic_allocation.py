@@ -157,10 +157,10 @@ def tracked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     settings = {
         **DYNAMIC,
         # Spark decommissions an idle executor even if it gets a task just then, which then runs again.
-        # So this is much more than passes between two jobs.
+        # So both are much more than passes between two jobs; the second is for executors with shuffle files.
         "spark.dynamicAllocation.executorIdleTimeout": "5s",
+        "spark.dynamicAllocation.shuffleTracking.timeout": "5s",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-        "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
         "spark.decommission.enabled": "true",
         "spark.storage.decommission.enabled": "true",
         "spark.storage.decommission.shuffleBlocks.enabled": "false",

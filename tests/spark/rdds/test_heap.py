@@ -224,7 +224,7 @@ def test_records_that_are_large_in_turn_are_seen(count: int, period: int, at: in
 @pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 31, 33, 4095, 4096, 16 * 7919])
 @pytest.mark.parametrize("start", [0, 1, 15470])
 def test_positions_are_spread(count: int, start: int) -> None:
-    found = list(spread(count, 16, start))
+    found = list(spread(count, 16, start=start))
     assert found == sorted(set(found))
     assert len(found) <= 16
     assert all(0 <= at < count for at in found)
