@@ -491,6 +491,23 @@ def test_turns_of_a_checkout_that_was_changed_meanwhile_do_not_count(tmp_path: P
     assert told(program, str(tmp_path / "results.jsonl")) == "False\nTrue\nold True\nnew False\n"
 
 
+def test_a_record_of_a_failure_does_not_say_where_the_checkout_is(tmp_path: Path) -> None:
+    program = """
+        import json, sys
+        from pathlib import Path
+        import harness
+        from systems.results import write_record
+        from systems.work import WORKS
+
+        harness.RESULTS = Path(sys.argv[1])
+        harness.commit = lambda: {"commit": "one", "dirty": False}
+        words = f"in {harness.ROOT}/tools/bench/a.py and {harness.ROOT}/b.py"
+        write_record(WORKS[0], {}, {"dask": words}, harness.commit())
+        print(json.loads(harness.RESULTS.read_text())["failures"])
+    """
+    assert told(program, str(tmp_path / "results.jsonl")) == "{'dask': 'in tools/bench/a.py and b.py'}\n"
+
+
 def test_what_cannot_be_installed_ends_the_run_before_it_begins(tmp_path: Path) -> None:
     program = """
         import sys

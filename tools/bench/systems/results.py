@@ -27,7 +27,9 @@ def write_record(
     found = {system: [asdict(turn) for turn in each] for system, each in turns.items()}
     about = {"about": work.about, "memory": work.memory}
     of_commit = commit if is_same else {**commit, "dirty": True}
-    harness.record(f"compare {work.name}", **about, systems=found, failures=dict(failures), **of_commit)
+    # logs name files of the checkout, wherever it is
+    relative = {system: words.replace(f"{harness.ROOT}/", "") for system, words in failures.items()}
+    harness.record(f"compare {work.name}", **about, systems=found, failures=relative, **of_commit)
     return is_same
 
 
