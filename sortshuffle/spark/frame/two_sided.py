@@ -414,17 +414,17 @@ class TwoSidedFrame(DataFrame):
         return tuple(each for each in self._notes if isinstance(each, SparkFunction))
 
     def _cross(self, operator: str, to: str, reason: str) -> None:
-        self._notes = united([self._notes, (Crossing(operator, to, reason),)])
+        self._note(Crossing(operator, to, reason))
 
     def _refuse(self, operator: str, reason: str, *, crosses: bool) -> None:
         """Note, and log, that Spark made this frame because Python's side refused the call. ``crosses``: rows
         go to Spark for it; otherwise Spark runs a function on rows of its own."""
         before = self._notes
-        if crosses:
-            self._cross(operator, "Spark", reason)
-        else:
-            self._notes = united([before, (SparkFunction(operator, reason),)])
+        self._note(Crossing(operator, "Spark", reason) if crosses else SparkFunction(operator, reason))
         self._log_all_but(before)
+
+    def _note(self, note: Note) -> None:
+        self._notes = united([self._notes, (note,)])
 
     def _log_new(self, *sources: TwoSidedFrame) -> None:
         """Log the crossings and functions that none of ``sources`` has, of which the frame was made."""
