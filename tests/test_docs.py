@@ -49,7 +49,7 @@ def test_what_is_supported_has_tests_that_are_there() -> None:
 def assert_says_what_is_not_tested(claims: list[list[str]], rows: list[list[str]]) -> None:
     """What no test shows must say so where it is claimed."""
     for claim, (_, shown_by) in zip(claims, rows, strict=True):
-        assert shown_by != "not tested" or re.search("not (tested|tried)", " ".join(claim)), claim
+        assert "not tested" not in shown_by or re.search("not (tested|tried)", " ".join(claim)), claim
 
 
 def missing_of(rows: list[list[str]]) -> list[str]:

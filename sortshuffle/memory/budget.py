@@ -1,8 +1,8 @@
 """`MemoryBudget`: the byte budget of a task, and shares of it.
 
-A budget counts; it does not allocate. Code that holds memory charges the budget, and releases the charge when
-it frees the memory or hands it on. The writing side calls `would_exceed` and flushes; the reading side calls
-it and postpones the next fetch. Neither side ever blocks on a budget, so a budget cannot deadlock.
+A budget counts; it does not allocate. Code that holds memory charges the budget, and releases the charge
+when it frees the memory or has handed it on. The writing side calls `would_exceed` and flushes; the reading
+side calls it and postpones the next fetch. Neither side ever blocks on a budget, so a budget cannot deadlock.
 
 Rules
 * A share's charges count in its parent too.

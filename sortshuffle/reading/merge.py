@@ -195,7 +195,8 @@ def merge_runs(
     """Yield all rows of these runs in one sorted stream, holding a part of each run.
 
     A source is closed as soon as it has ended. All sources are closed when this generator ends or is closed.
-    Held rows are charged to ``budget``. Delivered ones are released when the consumer asks for more.
+    Held rows are charged to ``budget``. A batch is released once its last row was delivered or copied, what
+    a step has copied once the step's rows were delivered.
     """
     runs = [_Run(number, source, order, budget, metrics) for number, source in enumerate(sources)]
     with ExitStack() as closing:

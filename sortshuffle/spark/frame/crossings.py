@@ -2,8 +2,8 @@
 and `SparkFunction`, a Python function that Spark runs on its own rows because Python's side refuses it.
 
 Both belong to the frame of the call, and to all frames derived from that. They are logged once, when they
-first occur. Two that read the same, of a frame and of one that it was derived from, are one. A crossing that
-an action causes belongs to no frame: `explain()` does not show it.
+first occur. Of one frame, two that read the same are one. A crossing that an action causes belongs to no
+frame: `explain()` does not show it.
 """
 
 from __future__ import annotations

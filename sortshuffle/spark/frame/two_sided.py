@@ -305,11 +305,12 @@ class TwoSidedFrame(DataFrame):
         wrapped = self._wrap(method, result, args)
         if not self._is_in_python or isinstance(result, TwoSidedFrame):
             return wrapped
-        frames = wrapped if isinstance(wrapped, list) else [wrapped]
+        results = wrapped if isinstance(wrapped, list) else [wrapped]
+        frames = [each for each in results if isinstance(each, TwoSidedFrame)]
         for frame in frames:
-            if isinstance(frame, TwoSidedFrame):
-                frame._cross(method, "Spark", _ONLY_SPARK)
-                frame._log_new(self, *frames_in(args))
+            frame._cross(method, "Spark", _ONLY_SPARK)
+        for frame in frames[:1]:  # what crosses for several frames of one call is logged once
+            frame._log_new(self, *frames_in(args))
         if method in _READERS:
             self._log_read(method)
         return wrapped

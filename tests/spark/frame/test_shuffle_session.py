@@ -251,7 +251,7 @@ def test_a_function_that_is_left_to_spark_is_told_once(
 
 def test_crossings_that_read_the_same_are_one(job: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     def on_both_sides(frame: Any) -> Any:
-        return frame.mapInPandas(same, "id long").randomSplit([1.0])[0]
+        return frame.mapInPandas(same, "id long").randomSplit([0.5, 0.5])[0]
 
     with caplog.at_level(logging.INFO, LOGGER):
         once = on_both_sides(job.range(6))

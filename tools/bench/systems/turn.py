@@ -34,7 +34,7 @@ FILES_INTERVAL = 0.25  # seconds between counts of files
 ANSWER_SECONDS = 900.0  # for start and warm-ups, and again for the run; then the system is ended as failed
 READ_BYTES = 16 << 20  # at a time, of an input file
 DIRECTORY = "turn-"  # how the names of turns' directories begin
-LOG_LINES = 15  # of a system that has failed
+LOG_LINES = 40  # of a system that has failed
 
 
 class TurnError(Exception):
