@@ -546,6 +546,15 @@ def test_columns_of_views_are_refused(home: Home, kind: pa.DataType) -> None:
     assert names(home.path) == ["owner.json"]
 
 
+def test_columns_of_runs_are_refused(home: Home) -> None:
+    """Arrow has no `take` for them, so they could be written for one subpartition only."""
+    runs = pa.run_end_encoded(pa.int32(), pa.int64())
+    schema = pa.schema([("k", pa.int64()), ("word", pa.struct([("deep", runs)]))])
+    with pytest.raises(UnsupportedError, match=r"the column word has runs .*run_end_decode"):
+        open_output(home, GlobalSelector(), 0, schema=schema)
+    assert names(home.path) == ["owner.json"]
+
+
 @pytest.mark.parametrize("wrong", [pa.table({"k": [1]}), [{"k": 1}], {"k": [1]}])
 def test_what_is_no_batch_is_refused(home: Home, wrong: Any) -> None:
     with open_output(home, GlobalSelector(), 0, schema=SCHEMA) as output:

@@ -75,13 +75,19 @@ def expect_sendable(event: object) -> None:
 
 
 def expect_storable(schema: pa.Schema) -> None:
-    """Refuse columns that cannot be stored: of dictionaries, which messages do not have; and of views, each
-    message of which would have all text of the batch that it is a part of."""
+    """Refuse columns that cannot be stored: of dictionaries, which messages do not have; of views, each
+    message of which would have all text of the batch that it is a part of; and of runs, whose rows Arrow does
+    not take."""
     for field in schema:
         if _has(pat.is_dictionary, field.type):
             raise UnsupportedError(
                 f"the column {field.name} has a dictionary ({field.type}), which is not stored: cast the"
                 " column to its value type"
+            )
+        if _has(pat.is_run_end_encoded, field.type):
+            raise UnsupportedError(
+                f"the column {field.name} has runs ({field.type}), which are not stored: decode it with"
+                " pyarrow.compute.run_end_decode"
             )
         if any(_has(is_view, field.type) for is_view in _VIEWS):
             raise UnsupportedError(

@@ -164,7 +164,9 @@ def _column(text: str) -> tuple[str, str]:
     name, kind = match[1] or match[3], match[2] or match[4]
     kind = re.sub(r"\s+not\s+null$", "", kind.strip().lower())
     kind = re.sub(r"^(var)?char\s*\(\s*\d+\s*\)$", "string", kind)
-    return name.strip("`").replace("``", "`"), _ALIASES.get(kind, kind)
+    if name.startswith("`"):
+        name = name[1:-1].replace("``", "`")
+    return name, _ALIASES.get(kind, kind)
 
 
 def _value_of(name: str, kind: str) -> Callable[[bytes, bytes], Any]:

@@ -101,6 +101,7 @@ def test_a_time_that_python_cannot_hold_is_its_number() -> None:
 def test_names_and_aliases_of_ddl() -> None:
     rows = UnsafeRows.of("`a, b` INT NOT NULL, c: Long,d:decimal(5), e short")
     assert rows.names == ("a, b", "c", "d", "e")
+    assert UnsafeRows.of("`a``` long, ```b` long, `c``d` long").names == ("a`", "`b", "c`d")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from sortshuffle.compute.aggregate.decimals import doubles
 from sortshuffle.compute.aggregate.segments import Segments
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -30,6 +31,9 @@ def flags(column: pa.Array) -> Bools:
 
 
 def as_doubles(column: pa.Array) -> pa.Array:
+    """Return the nearest double of each number. Nulls stay null."""
+    if pat.is_decimal128(column.type):
+        return nullable(doubles(column), all_valid([column]))
     return column.cast(pa.float64(), safe=False)
 
 

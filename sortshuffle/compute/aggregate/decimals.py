@@ -24,6 +24,8 @@ Bools = npt.NDArray[np.bool_]
 _LOW_HALF = np.int64(0xFFFF_FFFF)
 _HALF_BITS = np.int64(32)
 _INT64_MOST = 2**63 - 1
+_EXACT_INTEGERS = 2**53  # every integer up to this is a double
+_EXACT_POWERS = 22  # 10**22 is the largest power of ten that is a double
 _DIVISION_SCALE = 39  # Spark rounds a quotient to this scale, and then to the scale of the result
 # up to this scale, and with fewer than 2**53 rows, rounding once gives the same as rounding twice: a quotient
 # that is not a tie differs from one by at least 1 / (2 * rows * 10**(scale + 4)), more than half of 10**-39
@@ -57,11 +59,16 @@ class Words:
     def fits(self, precision: int) -> Bools:
         """Return which values have at most ``precision`` digits."""
         most = 10**precision - 1
-        return ~(self._greater(most) | _negated(self)._greater(most))
+        return ~(self._greater(most) | self._less(-most))
 
     def _greater(self, bound: int) -> Bools:
-        high, low = np.int64(bound >> 64), np.uint64(bound & (2**64 - 1))
+        high, low = _halves(bound)
         result: Bools = (self.high > high) | ((self.high == high) & (self.low.view(np.uint64) > low))
+        return result
+
+    def _less(self, bound: int) -> Bools:
+        high, low = _halves(bound)
+        result: Bools = (self.high < high) | ((self.high == high) & (self.low.view(np.uint64) < low))
         return result
 
     def unscaled(self) -> list[int]:
@@ -72,9 +79,24 @@ class Words:
         ]
 
 
-def _negated(words: Words) -> Words:
-    low = -words.low
-    return Words(low, ~words.high + (low == 0))
+def _halves(number: int) -> tuple[np.int64, np.uint64]:
+    return np.int64(number >> 64), np.uint64(number & (2**64 - 1))
+
+
+def doubles(decimals: pa.Array) -> npt.NDArray[np.float64]:
+    """Return the double that is nearest to each decimal, as Spark's cast does, and zeros for nulls. Arrow's
+    own cast may be off by a unit in the last place."""
+    words, scale = Words.of(decimals), decimals.type.scale
+    low = words.low
+    # The quotient of an exact integer and an exact power of ten is rounded once
+    are_exact = (words.high == low >> np.int64(63)) & (low >= -_EXACT_INTEGERS) & (low <= _EXACT_INTEGERS)
+    if scale > _EXACT_POWERS:
+        are_exact[:] = False
+    found: npt.NDArray[np.float64] = low / 10.0**scale
+    longer = Words(low[~are_exact], words.high[~are_exact])
+    # A loop over rows: NumPy has no integers that long. Python's division of integers is rounded once
+    found[~are_exact] = [number / 10**scale for number in longer.unscaled()]
+    return found
 
 
 def sums(words: Words, segments: Segments) -> tuple[Words, Bools]:

@@ -10,7 +10,14 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sortshuffle.compute.aggregate.decimals import Words, averages, long_sums, rounded_decimals, sums
+from sortshuffle.compute.aggregate.decimals import (
+    Words,
+    averages,
+    doubles,
+    long_sums,
+    rounded_decimals,
+    sums,
+)
 from sortshuffle.compute.aggregate.segments import Segments
 
 EXACT = Context(prec=120)
@@ -45,6 +52,19 @@ def test_sums_of_128_bits_are_exact_or_known_not_to_fit(values: list[int], borde
         assert [bool(a) for a, good in zip(totals.fits(digits), fit, strict=True) if good] == [
             a for a, good in zip(expected, fit, strict=True) if good
         ]
+
+
+def test_the_least_of_128_bits_has_too_many_digits_for_any_decimal() -> None:
+    least = Words(np.array([0]), np.array([-(2**63)]))
+    assert least.unscaled() == [-(2**127)]
+    assert not least.fits(38)[0]
+
+
+@given(st.lists(UNSCALED, min_size=1, max_size=20), st.sampled_from([0, 1, 2, 6, 22, 23, 38]))
+@example([56249006655, 2**53, 2**53 + 1, -(2**53) - 1, 10**38 - 1], 2)
+def test_decimals_become_the_nearest_doubles(unscaled: list[int], scale: int) -> None:
+    column = decimals(unscaled, pa.decimal128(38, scale))
+    assert doubles(column).tolist() == [float(each) for each in column.to_pylist()]
 
 
 @given(st.lists(LONGS, min_size=1, max_size=20), st.lists(st.integers(0, 20), max_size=4))

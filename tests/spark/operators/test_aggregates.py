@@ -132,6 +132,26 @@ def test_functions_of_every_type_give_what_spark_gives(typed: DataFrame) -> None
     assert differences(job(sortshuffle.frame(typed)), job(typed), rounded_doubles) == []
 
 
+def test_the_spread_of_decimals_is_sparks_also_if_it_is_small_beside_them(spark: SparkSession) -> None:
+    """The differences are in the last digits of the doubles that the decimals become."""
+    groups = [
+        ("562490066.55", "562490066.56"),
+        ("8921068662.693023", "8921068662.693024"),
+        ("19.99", "20.01", "20.03"),
+        ("0.1", "0.3"),
+    ]
+    rows = [(k, Decimal(value)) for k, group in enumerate(groups) for value in group]
+    plain = spark.createDataFrame(rows, "k int, d decimal(18, 6)")
+
+    def job(frame: Any) -> Any:
+        return frame.groupBy("k").agg(sf.stddev("d"), sf.var_pop("d"))
+
+    assert differences(job(sortshuffle.frame(plain)), job(plain), rounded_doubles) == []
+    found = {row["k"]: row["stddev(d)"] for row in job(sortshuffle.frame(plain)).collect()}
+    assert found[0] == pytest.approx((562490066.56 - 562490066.55) / 2**0.5, rel=1e-12)
+    assert found[1] == 0.0  # both are the same double
+
+
 def test_zeros_have_the_sign_that_spark_gives_them(spark: SparkSession) -> None:
     """Of zeros that are equal Spark takes the first. All rows come from one partition, so that the order of
     Spark's rows is known; every group of up to 3 of these values is there."""

@@ -24,7 +24,9 @@ PROCESSES = 2  # and threads that read partitions: one for each core
 
 @contextmanager
 def start(limits: Limits) -> Iterator[Any]:
-    os.environ["POLARS_MAX_THREADS"] = str(limits.cores)  # read when polars is loaded
+    os.environ["POLARS_MAX_THREADS"] = str(limits.cores)  # these are read when polars is loaded
+    os.environ["POLARS_OVERRIDE_TOTAL_MEMORY_MB"] = str(limits.memory >> 20)
+    os.environ["POLARS_OOC_SPILL_DIR"] = limits.directory
     import polars
 
     polars.Config.set_engine_affinity("streaming")
@@ -34,7 +36,10 @@ def start(limits: Limits) -> Iterator[Any]:
 def exchange(pl: Any, files: list[str], partitions: int, output: str) -> Any:
     rows = pl.scan_parquet(files).with_columns(p=pl.col("k").hash() % partitions)
     rows.sink_parquet(
-        pl.PartitionBy(f"{output}/parts", key="p", include_key=False), mkdir=True, compression="snappy"
+        pl.PartitionBy(f"{output}/parts", key="p", include_key=False),
+        mkdir=True,
+        compression="snappy",
+        maintain_order=False,  # the exchange of 100 M rows took 26 s instead of 27
     )
     with ThreadPoolExecutor(PROCESSES) as pool:
         parts = pool.map(lambda part: total(ds.dataset(part).to_batches()), glob.glob(f"{output}/parts/*"))
