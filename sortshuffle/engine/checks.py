@@ -86,8 +86,8 @@ def expect_storable(schema: pa.Schema) -> None:
             )
         if _has(pat.is_run_end_encoded, field.type):
             raise UnsupportedError(
-                f"the column {field.name} has runs ({field.type}), which are not stored: decode it with"
-                " pyarrow.compute.run_end_decode"
+                f"the column {field.name} has runs ({field.type}), which are not stored: decode its values"
+                " (pyarrow.compute.run_end_decode)"
             )
         if any(_has(is_view, field.type) for is_view in _VIEWS):
             raise UnsupportedError(

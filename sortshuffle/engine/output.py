@@ -65,7 +65,7 @@ def open_output(
     for records. ``options``: only memory (bytes that the output may hold), codec and codec_level count.
 
     Raises `UsageError` for numbers below 0 and columns that the schema lacks, `UnsupportedError` for a schema
-    with dictionaries or views in it, `OutOfDiskError`, MemoryError, and OSError if the home is gone.
+    with dictionaries, views or runs in it, `OutOfDiskError`, MemoryError, and OSError if the home is gone.
     """
     map_index, exchange = as_int("map index", map_index), as_int("exchange", exchange)
     if map_index < 0 or exchange < 0:

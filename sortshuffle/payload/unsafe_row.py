@@ -164,7 +164,7 @@ def _column(text: str) -> tuple[str, str]:
     name, kind = match[1] or match[3], match[2] or match[4]
     kind = re.sub(r"\s+not\s+null$", "", kind.strip().lower())
     kind = re.sub(r"^(var)?char\s*\(\s*\d+\s*\)$", "string", kind)
-    if name.startswith("`"):
+    if len(name) > 1 and name[0] == name[-1] == "`":
         name = name[1:-1].replace("``", "`")
     return name, _ALIASES.get(kind, kind)
 

@@ -102,6 +102,7 @@ def test_names_and_aliases_of_ddl() -> None:
     rows = UnsafeRows.of("`a, b` INT NOT NULL, c: Long,d:decimal(5), e short")
     assert rows.names == ("a, b", "c", "d", "e")
     assert UnsafeRows.of("`a``` long, ```b` long, `c``d` long").names == ("a`", "`b", "c`d")
+    assert UnsafeRows.of("`a long").names == ("`a",)
 
 
 @pytest.mark.parametrize(

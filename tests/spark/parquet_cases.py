@@ -10,6 +10,7 @@ import datetime as dt
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.packing import Packing
 from sortshuffle.spark.parquet.settings import ReadSettings
 from sortshuffle.spark.schema import parse_schema, to_arrow
+from sortshuffle.spark.session.requirements import setting_of
 
 ONE_SPLIT = Packing(largest_split=1 << 30, open_cost=0, parallelism=1)
 
@@ -88,7 +90,7 @@ class Read:
 
 def settings_of(spark: SparkSession, **options: Any) -> ReadSettings:
     return ReadSettings.of(
-        spark.conf.get,
+        partial(setting_of, spark),
         options,
         case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
         timezone=str(spark.conf.get("spark.sql.session.timeZone")),

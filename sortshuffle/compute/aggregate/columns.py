@@ -33,7 +33,7 @@ def flags(column: pa.Array) -> Bools:
 def as_doubles(column: pa.Array) -> pa.Array:
     """Return the nearest double of each number. Nulls stay null."""
     if pat.is_decimal128(column.type):
-        return nullable(doubles(column), all_valid([column]))
+        return doubles(column)
     return column.cast(pa.float64(), safe=False)
 
 

@@ -43,8 +43,9 @@ class Words:
     @staticmethod
     def of(decimals: pa.Array) -> Words:
         """Return the unscaled values of a decimal128 array, with zeros for nulls."""
-        decimals = decimals.fill_null(0) if decimals.null_count else decimals
         halves = fixed_width(decimals, np.dtype((np.int64, 2)))
+        if decimals.null_count:  # Arrow's fill_null would change a scale below 0
+            halves = np.where(np.asarray(decimals.is_valid())[:, np.newaxis], halves, 0)
         return Words(np.ascontiguousarray(halves[:, 0]), np.ascontiguousarray(halves[:, 1]))
 
     def decimals(self, kind: pa.DataType, valid: Bools) -> pa.Array:
@@ -83,20 +84,18 @@ def _halves(number: int) -> tuple[np.int64, np.uint64]:
     return np.int64(number >> 64), np.uint64(number & (2**64 - 1))
 
 
-def doubles(decimals: pa.Array) -> npt.NDArray[np.float64]:
-    """Return the double that is nearest to each decimal, as Spark's cast does, and zeros for nulls. Arrow's
-    own cast may be off by a unit in the last place."""
+def doubles(decimals: pa.Array) -> pa.Array:
+    """Return the double that is nearest to each decimal, as Spark's cast does. Nulls stay null. Arrow's own
+    cast may be off by a unit in the last place."""
     words, scale = Words.of(decimals), decimals.type.scale
     low = words.low
-    # The quotient of an exact integer and an exact power of ten is rounded once
     are_exact = (words.high == low >> np.int64(63)) & (low >= -_EXACT_INTEGERS) & (low <= _EXACT_INTEGERS)
-    if scale > _EXACT_POWERS:
-        are_exact[:] = False
-    found: npt.NDArray[np.float64] = low / 10.0**scale
-    longer = Words(low[~are_exact], words.high[~are_exact])
-    # A loop over rows: NumPy has no integers that long. Python's division of integers is rounded once
-    found[~are_exact] = [number / 10**scale for number in longer.unscaled()]
-    return found
+    if 0 <= scale <= _EXACT_POWERS and are_exact.all():
+        # The quotient of an exact integer and an exact power of ten is rounded once
+        missing = np.asarray(decimals.is_null()) if decimals.null_count else None
+        return pa.array(low / 10.0**scale, mask=missing)
+    # Arrow reads text as the nearest double. This takes 0.1 to 0.3 us for each
+    return decimals.cast(pa.string()).cast(pa.float64())
 
 
 def sums(words: Words, segments: Segments) -> tuple[Words, Bools]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,6 +16,7 @@ from sortshuffle.spark.parquet.settings import ReadSettings
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows
 from sortshuffle.spark.plan.origins import ParquetOrigin
 from sortshuffle.spark.schema import parse_schema
+from sortshuffle.spark.session.requirements import setting_of
 
 
 def read(spark: SparkSession) -> ShuffleFrameReader:
@@ -73,7 +75,7 @@ class ShuffleFrameReader:
         _check_paths(paths)
         context = self._context
         settings = ReadSettings.of(
-            context.spark.conf.get,
+            partial(setting_of, context.spark),
             self._options,
             case_sensitive=context.case_sensitive,
             timezone=context.conf.timezone,

@@ -241,30 +241,31 @@ def _widened(
     left: Rows, right: Rows, pairs: Sequence[Pair], output: tuple[OutputColumn, ...]
 ) -> tuple[Rows, Rows, list[Pair], tuple[OutputColumn, ...]]:
     """Give the keys of each pair one type, by appending a cast of the narrower key to its side. The result
-    only uses this column where it has the keys of both sides in one column."""
-    casts: tuple[dict[int, int], dict[int, int]] = ({}, {})  # positions of casts, by position of the key
-    sides = [left, right]
+    only uses this column where it has the keys of both sides in one column.
+
+    Each pair is cast by itself, as in Spark: a key may be compared with several of different types."""
+    casts: dict[tuple[int, int, str], int] = {}  # positions of casts, by side, key and type
+    sides, widened = [left, right], []
     for pair in pairs:
-        places = (pair.left, pair.right)
+        places = [pair.left, pair.right]
         fields = [side.schema.fields[at] for side, at in zip(sides, places, strict=True)]
         _check_padding(fields)
-        if fields[0].dataType.simpleString() == fields[1].dataType.simpleString():
-            continue
-        wires = [side.chain.wire.field(at).type for side, at in zip(sides, places, strict=True)]
-        wider = _wider(fields, wires)
-        narrow = 1 - wider
-        if places[narrow] not in casts[narrow]:
-            casts[narrow][places[narrow]] = len(sides[narrow].columns)
-            sides[narrow] = _with_cast(sides[narrow], places[narrow], fields[wider])
-    lefts, rights = casts
-    widened = [
-        replace(pair, left=lefts.get(pair.left, pair.left), right=rights.get(pair.right, pair.right))
-        for pair in pairs
-    ]
+        if fields[0].dataType.simpleString() != fields[1].dataType.simpleString():
+            wires = [side.chain.wire.field(at).type for side, at in zip(sides, places, strict=True)]
+            wider = _wider(fields, wires)
+            narrow = 1 - wider
+            cast = (narrow, places[narrow], fields[wider].dataType.simpleString())
+            if cast not in casts:
+                casts[cast] = len(sides[narrow].columns)
+                sides[narrow] = _with_cast(sides[narrow], places[narrow], fields[wider])
+            places[narrow] = casts[cast]
+        widened.append(replace(pair, left=places[0], right=places[1]))
+    moved = {
+        (old.left, old.right): OutputColumn(new.left, new.right)
+        for old, new in zip(pairs, widened, strict=True)
+    }
     columns = [
-        OutputColumn(lefts.get(each.left, each.left), rights.get(each.right, each.right))
-        if each.left is not None and each.right is not None
-        else each
+        each if each.left is None or each.right is None else moved.get((each.left, each.right), each)
         for each in output
     ]
     return sides[0], sides[1], widened, tuple(columns)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame
@@ -43,6 +44,7 @@ from sortshuffle.spark.parquet.scanning import ScanSource
 from sortshuffle.spark.parquet.settings import FileRules, ReadSettings
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows
 from sortshuffle.spark.plan.origins import ParquetOrigin
+from sortshuffle.spark.session.requirements import setting_of
 from sortshuffle.spark.steps.selection_steps import Select
 
 ArrowTranslation: TypeAlias = Callable[[Expression, Mapping[int, str]], Any]
@@ -106,7 +108,7 @@ def _plan_and_leaf(df: Any, facts: DataFrameFacts) -> tuple[Any, Any]:
 def _rules(relation: FileRelation, context: FrameContext) -> FileRules:
     modes = {name: mode for name, mode in relation.options.items() if name in REBASE_MODES}
     return ReadSettings.of(
-        context.spark.conf.get,
+        partial(setting_of, context.spark),
         modes,
         case_sensitive=context.case_sensitive,
         timezone=context.conf.timezone,

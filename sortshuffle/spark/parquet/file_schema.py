@@ -111,6 +111,8 @@ def _leaf(column: Any) -> Leaf:
 
 def _file_field(name: str, arrow: pa.DataType, leaves: Iterator[Leaf]) -> FileField:
     inner: Sequence[pa.Field] = ()
+    while isinstance(arrow, pa.BaseExtensionType):  # Parquet has its storage, as many leaves as that has
+        arrow = arrow.storage_type
     if at.is_struct(arrow):
         inner = list(arrow)
     elif at.is_map(arrow):

@@ -70,9 +70,11 @@ class ParquetFiles:
             listed = [file for file in found.files.values() if file.directory in partitions.values]
         else:
             listed = list(found.files.values()) if settings.recursive else found.in_roots()
+        # As in Spark: files that are in no partition, such as summaries in the root, have a say in the schema
+        described = listed if partitions is None else list(found.files.values())
         source = ScanSource(filesystem, st.StructType(), (), settings.rules)
         files = tuple(file for file in listed if file.is_data and file.size)
-        columns = _columns(source, listed, partitions, settings, declared, label)
+        columns = _columns(source, described, partitions, settings, declared, label)
         check_names(columns, settings.rules.case_sensitive, label)
         if partitions is None:
             return ParquetFiles(replace(source, columns=columns), files, {}, label)
@@ -131,7 +133,7 @@ def _partitions(
         bases = {found.files[root].directory if root in found.files else root for root in found.roots}
     else:
         bases = {_base_directory(filesystem, settings.base_path, found.roots)}
-    return find_partitioning(found.data_directories(), bases, settings, declared)
+    return find_partitioning(found.data_directories, bases, settings, declared)
 
 
 def _base_directory(filesystem: FileSystem, given: str, roots: Sequence[str]) -> str:
@@ -146,7 +148,7 @@ def _base_directory(filesystem: FileSystem, given: str, roots: Sequence[str]) ->
 
 def _columns(
     source: ScanSource,
-    listed: Sequence[FoundParquetFile],
+    described: Sequence[FoundParquetFile],
     partitions: Partitioning | None,
     settings: ReadSettings,
     declared: st.StructType | None,
@@ -158,7 +160,7 @@ def _columns(
         check_names(declared, case_sensitive, "the schema")
         own = nullable(without_columns(declared, in_paths, case_sensitive))
         return with_partitions(own, in_paths, case_sensitive)
-    sources = schema_files(listed, settings.merge_schema)
+    sources = schema_files(described, settings.merge_schema)
     if not sources:
         raise UsageError(
             f"there is no Parquet file at {label}, so there is no schema: name other paths, or a schema() for"

@@ -46,14 +46,12 @@ class FoundParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """All files below some roots, by path, each once. ``roots``: in the order given, where one may repeat."""
+    """All files below some roots, by path, each once. ``roots``: in the order given, where one may repeat.
+    ``data_directories``: those with data files, even if only empty ones or ones of other names, sorted."""
 
     roots: tuple[str, ...]
     files: dict[str, FoundParquetFile]
-
-    def data_directories(self) -> list[str]:
-        """Return the directories that hold data files, even if only empty ones, sorted."""
-        return sorted({file.directory for file in self.files.values() if file.is_data})
+    data_directories: tuple[str, ...]
 
     def in_roots(self) -> list[FoundParquetFile]:
         """Return the files that are roots or directly in one, once for each such root."""
@@ -78,7 +76,9 @@ def find_files(filesystem: FileSystem, paths: Sequence[str], name_glob: str | No
         for path, file in sorted(listed.items())
         if name_glob is None or name_matches(name_glob, file.name)
     }
-    return FoundFiles(roots, kept)
+    # As in Spark, the types of partition columns do not depend on the names of files
+    directories = sorted({file.directory for file in listed.values() if file.is_data})
+    return FoundFiles(roots, kept, tuple(directories))
 
 
 def schema_files(files: Sequence[FoundParquetFile], merge: bool) -> list[FoundParquetFile]:
@@ -114,10 +114,20 @@ def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
         if not _is_hidden(file.name):
             yield file
         return
-    for path, info in filesystem.find(root, detail=True).items():
-        parts = str(path).removeprefix(root).strip("/").split("/")
+    for path, size in _below(filesystem, root):
+        parts = path.removeprefix(root).strip("/").split("/")
         if not any(map(_is_hidden, parts)):
-            yield FoundParquetFile(str(path), int(info["size"] or 0))
+            yield FoundParquetFile(path, size)
+
+
+def _below(filesystem: Any, directory: str) -> Iterator[tuple[str, int]]:
+    """Yield the files below a directory, and their sizes. Links to directories are followed, as Spark does:
+    fsspec lists such a link as if it were a file."""
+    for path, info in filesystem.find(directory, detail=True).items():
+        if info.get("islink") and filesystem.isdir(path):
+            yield from _below(filesystem, str(path))
+        else:
+            yield str(path), int(info["size"] or 0)
 
 
 def _is_hidden(name: str) -> bool:

@@ -25,6 +25,9 @@ _KNOWN = (
     "ignoreCorruptFiles",
     "ignoreMissingFiles",
 )
+_HIDDEN = "spark.sql.files.ignoredPathSegmentRegex"  # since Spark 4.3
+_SPARKS_HIDDEN = "^[._]"
+_ONLY_SUMMARIES = "spark.sql.parquet.respectSummaryFiles"
 _INSTEAD = "read with spark.read.parquet and pass the DataFrame to sortshuffle.frame"
 
 
@@ -71,13 +74,16 @@ class ReadSettings:
     def of(
         conf: Callable[[str], Any], options: Mapping[str, Any], *, case_sensitive: bool, timezone: str
     ) -> ReadSettings:
-        """Read the options and the session's settings. ``conf``: returns a setting of the session. Raises
-        `UsageError` for an invalid value, `UnsupportedError` for an option that this scan does not have."""
+        """Read the options and the session's settings. ``conf``: returns a setting of the session, None if
+        its Spark has none of that name. Raises `UsageError` for an invalid value, `UnsupportedError` for an
+        option or a setting that this scan does not have."""
         texts = {name.lower(): _text(value) for name, value in options.items() if not _is_storage(name)}
         _refuse_unknown([name for name in options if not _is_storage(name)])
         for name in ("ignoreCorruptFiles", "ignoreMissingFiles"):
             if _flag(texts, name, "false"):
                 raise UnsupportedError(f"the option {name} would leave out rows unseen: {_INSTEAD}")
+        merge_schema = _flag(texts, "mergeSchema", conf("spark.sql.parquet.mergeSchema"))
+        _refuse_settings(conf, merge_schema)
         leaves = LeafRules(
             binary_as_string=_is_true(conf("spark.sql.parquet.binaryAsString")),
             infer_ntz=_is_true(conf("spark.sql.parquet.inferTimestampNTZ.enabled")),
@@ -95,7 +101,7 @@ class ReadSettings:
         return ReadSettings(
             rules,
             timezone,
-            merge_schema=_flag(texts, "mergeSchema", conf("spark.sql.parquet.mergeSchema")),
+            merge_schema=merge_schema,
             base_path=texts.get("basepath"),
             recursive=_flag(texts, "recursiveFileLookup", "false"),
             name_glob=texts.get("pathglobfilter"),
@@ -122,6 +128,17 @@ def _refuse_unknown(names: list[str]) -> None:
         raise UnsupportedError(
             f"a Parquet scan has no option {', '.join(unknown)}: it has {', '.join(_KNOWN)} and"
             f" {STORAGE_PREFIX}<name> for the file system. For others {_INSTEAD}"
+        )
+
+
+def _refuse_settings(conf: Callable[[str], Any], merge_schema: bool) -> None:
+    """Refuse settings of the session by which Spark would read other files, or find another schema."""
+    hidden = conf(_HIDDEN)
+    if hidden not in (None, _SPARKS_HIDDEN):
+        raise UnsupportedError(f"a Parquet scan knows only {_SPARKS_HIDDEN} as {_HIDDEN}: {_INSTEAD}")
+    if merge_schema and _is_true(conf(_ONLY_SUMMARIES)):
+        raise UnsupportedError(
+            f"a Parquet scan merges the schemas of all files, whatever {_ONLY_SUMMARIES} says: {_INSTEAD}"
         )
 
 

@@ -99,8 +99,8 @@ class RoundRobinKeySelector:
         return ids.astype(id_dtype(self.subpartitions))
 
 
-# whose NaN has another hash in each process
-MAY_BE_NAN = (float, complex, Decimal, np.floating, np.complexfloating)
+# whose NaN, or NaT, has another hash in each process
+MAY_BE_NAN = (float, complex, Decimal, np.floating, np.complexfloating, np.datetime64, np.timedelta64)
 
 KeySelectors = PortableHashSelector | FunctionKeySelector | RangeKeySelector | RoundRobinKeySelector
 

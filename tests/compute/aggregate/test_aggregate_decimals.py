@@ -32,6 +32,14 @@ def decimals(unscaled: list[int], kind: pa.DataType) -> pa.Array:
     return pa.array([Decimal(value).scaleb(-kind.scale, EXACT) for value in unscaled], kind)
 
 
+def nullable_decimals(unscaled: list[int | None], kind: pa.DataType) -> pa.Array:
+    """Decimals from their unscaled values, with other bytes than zeros for nulls."""
+    values = b"".join((7 if each is None else each).to_bytes(16, "little", signed=True) for each in unscaled)
+    halves = np.frombuffer(values, np.int64).reshape(-1, 2)
+    valid = np.array([each is not None for each in unscaled], np.bool_)
+    return Words(halves[:, 0], halves[:, 1]).decimals(kind, valid)
+
+
 def cut(count: int, borders: list[int]) -> tuple[Segments, list[slice]]:
     starts = sorted({0, *(border for border in borders if border < count)})
     slices = [slice(start, stop) for start, stop in pairwise([*starts, count])]
@@ -60,11 +68,26 @@ def test_the_least_of_128_bits_has_too_many_digits_for_any_decimal() -> None:
     assert not least.fits(38)[0]
 
 
-@given(st.lists(UNSCALED, min_size=1, max_size=20), st.sampled_from([0, 1, 2, 6, 22, 23, 38]))
-@example([56249006655, 2**53, 2**53 + 1, -(2**53) - 1, 10**38 - 1], 2)
-def test_decimals_become_the_nearest_doubles(unscaled: list[int], scale: int) -> None:
-    column = decimals(unscaled, pa.decimal128(38, scale))
-    assert doubles(column).tolist() == [float(each) for each in column.to_pylist()]
+@given(
+    st.lists(st.none() | UNSCALED, max_size=20)
+    | st.lists(st.none() | st.integers(-(2**53), 2**53), max_size=20),
+    st.sampled_from([-3, 0, 1, 2, 6, 22, 23, 38]),
+    st.integers(0, 3),
+)
+@example([56249006655, None, 2**53, 3], 2, 1)
+@example([2**53 + 1, None, -(2**53) - 1, 10**38 - 1], 2, 1)
+def test_decimals_become_the_nearest_doubles(unscaled: list[int | None], scale: int, start: int) -> None:
+    column = nullable_decimals(unscaled, pa.decimal128(38, scale)).slice(start)
+    expected = [None if each is None else float(each) for each in column.to_pylist()]
+    assert doubles(column).to_pylist() == expected
+
+
+@given(st.lists(st.none() | LONGS, max_size=9), st.sampled_from([-3, 0, 2]))
+def test_unscaled_values_are_zero_for_nulls_whatever_the_scale(
+    unscaled: list[int | None], scale: int
+) -> None:
+    column = nullable_decimals(unscaled, pa.decimal128(38, scale))
+    assert Words.of(column).unscaled() == [each or 0 for each in unscaled]
 
 
 @given(st.lists(LONGS, min_size=1, max_size=20), st.lists(st.integers(0, 20), max_size=4))

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +21,7 @@ from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.parquet.file_schema import SPARK_NOTE, file_fields
 
 MOMENT = dt.datetime(2024, 7, 1, 12)
+TENSOR = pa.fixed_shape_tensor(pa.float32(), [2])
 OF_ARROW = {
     "u8": pa.array([1, None], pa.uint8()),
     "u16": pa.array([1, None], pa.uint16()),
@@ -49,6 +51,8 @@ OF_ARROW = {
         pa.struct([("x", pa.uint8()), ("y", pa.list_(pa.string())), ("s", pa.duration("ms"))]),
     ),
     "structs": pa.array([[{"x": 1}, None], []], pa.list_(pa.struct([("x", pa.uint64())]))),
+    "between": pa.array(pd.arrays.IntervalArray.from_tuples([(0, 1), None])),
+    "tensor": pa.ExtensionArray.from_storage(TENSOR, pa.array([[1.5, 2.5], None], TENSOR.storage_type)),
     "dec": pa.array([Decimal("1.20"), None], pa.decimal128(5, 2)),
     "wide": pa.array([Decimal("1.20"), None], pa.decimal256(20, 2)),
     "dotted.name": pa.array([1, None]),

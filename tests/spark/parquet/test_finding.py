@@ -180,6 +180,42 @@ def test_a_summary_is_no_data(spark: SparkSession, tmp_path: Path) -> None:
     assert read.rows == ["(2, None)"]
 
 
+def test_links_to_directories_are_followed(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "t" / "p=1" / "f.parquet", {"a": [1]})
+    write(tmp_path / "elsewhere" / "g.parquet", {"a": [2]})
+    write(tmp_path / "elsewhere" / "h.parquet", {"a": [3]})
+    (tmp_path / "t" / "p=2").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "t" / "p=3").mkdir()
+    (tmp_path / "t" / "p=3" / "link.parquet").symlink_to(tmp_path / "elsewhere" / "g.parquet")
+    (tmp_path / "t" / "_hidden").symlink_to(tmp_path / "elsewhere")
+    read = ours(spark, tmp_path / "t")
+    assert read == plain(spark, tmp_path / "t")
+    assert read.rows == ["(1, 1)", "(2, 2)", "(2, 3)", "(3, 2)"]
+
+
+@pytest.mark.parametrize("name", ["_common_metadata", "_metadata"])
+@pytest.mark.parametrize("merge", ["false", "true"])
+def test_a_summary_beside_partitions_says_what_the_schema_is(
+    spark: SparkSession, tmp_path: Path, name: str, merge: str
+) -> None:
+    write(tmp_path / name, {"a": [1], "b": ["x"]})
+    write(tmp_path / "p=1" / "f.parquet", {"a": [2]})
+    write(tmp_path / "p=2" / "f.parquet", {"a": [3], "b": ["y"]})
+    read = ours(spark, tmp_path, mergeSchema=merge)
+    assert read == plain(spark, tmp_path, mergeSchema=merge)
+    assert read.schema.names == ["a", "b", "p"]
+
+
+def test_files_of_other_names_have_a_say_in_the_types_of_partitions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write(tmp_path / "p=1" / "f.parquet", {"a": [2]})
+    write(tmp_path / "p=x" / "b.csv", {"a": [3]})
+    read = ours(spark, tmp_path, pathGlobFilter="*.parquet")
+    assert read == plain(spark, tmp_path, pathGlobFilter="*.parquet")
+    assert read.rows == ["(2, '1')"]
+
+
 def test_files_in_memory_are_found_like_others() -> None:
     memory = fsspec.filesystem("memory")
     for name in ("/scan/a.parquet", "/scan/_SUCCESS", "/scan/day=1/b.parquet", "/scan/day=2/c.parquet"):

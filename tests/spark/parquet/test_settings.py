@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from parquet_cases import ONE_SPLIT, write
+from pyspark.sql import SparkSession
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
@@ -28,11 +30,13 @@ CONF = {
     "spark.sql.parquet.mergeSchema": "false",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.files.ignoredPathSegmentRegex": None,
+    "spark.sql.parquet.respectSummaryFiles": "false",
     "spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing": "false",
 }
 
 
-def told(conf: dict[str, str] | None = None, **options: Any) -> ReadSettings:
+def told(conf: Mapping[str, str | None] | None = None, **options: Any) -> ReadSettings:
     return ReadSettings.of((CONF | (conf or {})).__getitem__, options, case_sensitive=False, timezone="UTC")
 
 
@@ -46,6 +50,16 @@ def test_options_go_before_the_session() -> None:
     assert told(datetimeRebaseMode="legacy", int96rebasemode="corrected").rules.int96_rebase == "CORRECTED"
     assert told(basePath="/t", pathGlobFilter="*.pq", recursiveFileLookup="true").base_path == "/t"
     assert told({"spark.sql.timestampType": "TIMESTAMP_NTZ"}).timestamps_are_ntz
+
+
+def test_settings_by_which_spark_would_read_other_files_are_refused(spark: SparkSession) -> None:
+    hidden, summaries = "spark.sql.files.ignoredPathSegmentRegex", "spark.sql.parquet.respectSummaryFiles"
+    assert told({hidden: spark.conf.get(hidden)}) == told()
+    with pytest.raises(UnsupportedError, match=r"ignoredPathSegmentRegex: read with spark\.read\.parquet"):
+        told({hidden: ""})
+    assert told({summaries: "true"}) == told()
+    with pytest.raises(UnsupportedError, match=r"respectSummaryFiles says: read with spark\.read\.parquet"):
+        told({summaries: "true"}, mergeSchema="true")
 
 
 def test_the_session_says_what_stored_types_are() -> None:

@@ -34,9 +34,12 @@ def test_any_keys_are_placed_by_portable_hash(keys: list[Any], count: int) -> No
     assert PortableHashSelector(count).assign(keys).tolist() == [portable_hash(key) % count for key in keys]
 
 
+NAT = np.datetime64("NaT")
+
+
 @pytest.mark.parametrize(
     "nan",
-    [math.nan, np.float64("nan"), np.float32("nan"), complex(0, math.nan), Decimal("nan")],
+    [math.nan, np.float64("nan"), np.float32("nan"), complex(0, math.nan), Decimal("nan"), NAT],
     ids=repr,
 )
 def test_nan_has_one_place_wherever_the_object_lies(nan: Any) -> None:

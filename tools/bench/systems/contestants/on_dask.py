@@ -36,7 +36,7 @@ def start(limits: Limits) -> Iterator[Client]:
     processes = limits.cores
     if limits.memory < LITTLE_MEMORY:
         processes = 1
-        os.environ["DASK_DISTRIBUTED__P2P__COMM__BUFFER"] = SMALL_BUFFER  # for the worker, another process
+        dask.config.set({"distributed.p2p.comm.buffer": SMALL_BUFFER})  # workers get a copy
     with (
         LocalCluster(
             n_workers=processes,

@@ -53,7 +53,9 @@ def sort(pl: Any, files: list[str], output: str) -> Any:
 
 
 def spreads_of_part(files: list[str], part: int) -> pd.DataFrame:
-    os.environ["POLARS_MAX_THREADS"] = "1"  # this process has one of the cores
+    os.environ["POLARS_MAX_THREADS"] = "1"  # this process has one of the cores, and its part of the memory
+    memory = int(os.environ["POLARS_OVERRIDE_TOTAL_MEMORY_MB"])
+    os.environ["POLARS_OVERRIDE_TOTAL_MEMORY_MB"] = str(memory // PROCESSES)
     import polars as pl
 
     rows = pl.scan_parquet(files).filter(pl.col("k").hash() % PROCESSES == part)

@@ -94,4 +94,4 @@ def join(_: None, files: list[str], others: list[str]) -> Any:
 CASES = {"exchange": exchange, "sort": sort, "groups": groups, "aggregate": aggregate, "join": join}
 
 if __name__ == "__main__":
-    take_part(start, CASES, ("ray", "pyarrow", "pandas"))
+    take_part(start, CASES, ("ray", "polars", "pyarrow", "pandas"))
