@@ -12,7 +12,7 @@ from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.frame.frames import frame_of
 from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 from sortshuffle.spark.parquet.files import ParquetFiles
-from sortshuffle.spark.parquet.settings import ReadSettings
+from sortshuffle.spark.parquet.settings import ReadSettings, check_listing
 from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows
 from sortshuffle.spark.plan.origins import ParquetOrigin
 from sortshuffle.spark.schema import parse_schema
@@ -74,12 +74,14 @@ class ShuffleFrameReader:
         self.options(**options)
         _check_paths(paths)
         context = self._context
+        conf = partial(setting_of, context.spark)
         settings = ReadSettings.of(
-            partial(setting_of, context.spark),
+            conf,
             self._options,
             case_sensitive=context.case_sensitive,
             timezone=context.conf.timezone,
         )
+        check_listing(conf, settings.merge_schema and self._declared is None)
         files = ParquetFiles.find(paths, settings, self._declared)
         if files.source.filesystem.protocol == "memory":
             raise UnsupportedError(

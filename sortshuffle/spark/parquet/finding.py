@@ -15,11 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsspec.implementations.local import LocalFileSystem
+
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
-from sortshuffle.spark.parquet.globs import is_pattern, matching, name_matches
+from sortshuffle.spark.parquet.globs import is_directory, is_pattern, matching, name_matches
 
 _SUMMARIES = ("_common_metadata", "_metadata")
+MOST_LINKS = 8  # on the way to a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +117,33 @@ def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
         if not _is_hidden(file.name):
             yield file
         return
-    for path, size in _below(filesystem, root):
+    below = _walk(filesystem, root) if isinstance(filesystem, LocalFileSystem) else _found(filesystem, root)
+    for path, size in below:
         parts = path.removeprefix(root).strip("/").split("/")
         if not any(map(_is_hidden, parts)):
             yield FoundParquetFile(path, size)
 
 
-def _below(filesystem: Any, directory: str) -> Iterator[tuple[str, int]]:
-    """Yield the files below a directory, and their sizes. Links to directories are followed, as Spark does:
-    fsspec lists such a link as if it were a file."""
+def _found(filesystem: Any, directory: str) -> Iterator[tuple[str, int]]:
+    """Yield the files below a directory, and their sizes, in as few requests as the file system can."""
     for path, info in filesystem.find(directory, detail=True).items():
-        if info.get("islink") and filesystem.isdir(path):
-            yield from _below(filesystem, str(path))
-        else:
-            yield str(path), int(info["size"] or 0)
+        yield str(path), int(info["size"] or 0)
+
+
+def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield the same of a local directory, but for hidden ones. As in Spark, links to directories are
+    followed, and what cannot be listed is an error; fsspec would leave out both. ``links``: how many links
+    lead here. Raises `UsageError` if they lead in a circle."""
+    if links > MOST_LINKS:
+        raise UsageError(
+            f"links to directories lead in a circle, or more than {MOST_LINKS} lead to {directory}"
+        )
+    for entry in filesystem.ls(directory, detail=True):
+        path = str(entry["name"])
+        if not is_directory(filesystem, entry):
+            yield path, int(entry["size"] or 0)
+        elif not _is_hidden(path.rsplit("/", 1)[-1]):
+            yield from _walk(filesystem, path, links + bool(entry.get("islink")))
 
 
 def _is_hidden(name: str) -> bool:

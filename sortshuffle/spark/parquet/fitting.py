@@ -202,9 +202,14 @@ class Fitting:
 # --- arrays ---------------------------------------------------------------------------------------------
 
 
-def _cast(target: pa.DataType, array: pa.Array) -> pa.Array:
-    if isinstance(array.type, pa.BaseExtensionType):
+def _storage(array: pa.Array) -> pa.Array:
+    while isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
+    return array
+
+
+def _cast(target: pa.DataType, array: pa.Array) -> pa.Array:
+    array = _storage(array)
     if at.is_dictionary(array.type):
         array = array.dictionary_decode()
     if at.is_duration(array.type):
@@ -251,7 +256,7 @@ def _nulls(kind: pa.DataType, array: pa.Array) -> pa.Array:
 def _converted_struct(
     sources: Sequence[tuple[str, Conversion | None] | pa.DataType], names: Sequence[str], array: pa.Array
 ) -> pa.Array:
-    arrays = []
+    array, arrays = _storage(array), []
     for source in sources:
         if isinstance(source, pa.DataType):
             arrays.append(pa.nulls(len(array), source))
@@ -265,6 +270,7 @@ def _converted_struct(
 
 
 def _converted_list(convert: Conversion, array: pa.Array) -> pa.Array:
+    array = _storage(array)
     if at.is_fixed_size_list(array.type):
         array = array.cast(pa.list_(array.type.value_field))
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
@@ -276,6 +282,7 @@ def _converted_list(convert: Conversion, array: pa.Array) -> pa.Array:
 def _converted_map(
     convert_keys: Conversion | None, convert_values: Conversion | None, array: pa.Array
 ) -> pa.Array:
+    array = _storage(array)
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     keys, values = array.keys.slice(start, end - start), array.items.slice(start, end - start)
     keys = keys if convert_keys is None else convert_keys(keys)

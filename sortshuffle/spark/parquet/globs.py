@@ -7,7 +7,7 @@ nested or with ``/`` inside; and a backslash before a literal sign. Names are ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sortshuffle.errors import UsageError
@@ -86,10 +86,17 @@ def _matching(filesystem: Any, pattern: str) -> Iterator[str]:
             entry["name"].rstrip("/")
             for parent in parents
             for entry in _entries(filesystem, parent or "/")
-            if (is_last or entry["type"] == "directory") and matches(_name(entry["name"]))
+            if matches(_name(entry["name"])) and (is_last or is_directory(filesystem, entry))
         ]
     # parts after the first sign were looked up in listings, so only a path without signs may be missing
     yield from (path for path in parents if plain < len(parts) or filesystem.exists(path))
+
+
+def is_directory(filesystem: Any, entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of a listing is a directory, or a link to one, which fsspec lists otherwise."""
+    return entry["type"] == "directory" or (
+        bool(entry.get("islink")) and bool(filesystem.isdir(entry["name"]))
+    )
 
 
 def _entries(filesystem: Any, directory: str) -> list[dict[str, Any]]:

@@ -76,14 +76,12 @@ class ReadSettings:
     ) -> ReadSettings:
         """Read the options and the session's settings. ``conf``: returns a setting of the session, None if
         its Spark has none of that name. Raises `UsageError` for an invalid value, `UnsupportedError` for an
-        option or a setting that this scan does not have."""
+        option that this scan does not have."""
         texts = {name.lower(): _text(value) for name, value in options.items() if not _is_storage(name)}
         _refuse_unknown([name for name in options if not _is_storage(name)])
         for name in ("ignoreCorruptFiles", "ignoreMissingFiles"):
             if _flag(texts, name, "false"):
                 raise UnsupportedError(f"the option {name} would leave out rows unseen: {_INSTEAD}")
-        merge_schema = _flag(texts, "mergeSchema", conf("spark.sql.parquet.mergeSchema"))
-        _refuse_settings(conf, merge_schema)
         leaves = LeafRules(
             binary_as_string=_is_true(conf("spark.sql.parquet.binaryAsString")),
             infer_ntz=_is_true(conf("spark.sql.parquet.inferTimestampNTZ.enabled")),
@@ -101,7 +99,7 @@ class ReadSettings:
         return ReadSettings(
             rules,
             timezone,
-            merge_schema=merge_schema,
+            merge_schema=_flag(texts, "mergeSchema", conf("spark.sql.parquet.mergeSchema")),
             base_path=texts.get("basepath"),
             recursive=_flag(texts, "recursiveFileLookup", "false"),
             name_glob=texts.get("pathglobfilter"),
@@ -131,12 +129,13 @@ def _refuse_unknown(names: list[str]) -> None:
         )
 
 
-def _refuse_settings(conf: Callable[[str], Any], merge_schema: bool) -> None:
-    """Refuse settings of the session by which Spark would read other files, or find another schema."""
+def check_listing(conf: Callable[[str], Any], merges_schemas: bool) -> None:
+    """Refuse settings of the session by which Spark would list other files, or find another schema in them.
+    Raises `UnsupportedError`."""
     hidden = conf(_HIDDEN)
     if hidden not in (None, _SPARKS_HIDDEN):
         raise UnsupportedError(f"a Parquet scan knows only {_SPARKS_HIDDEN} as {_HIDDEN}: {_INSTEAD}")
-    if merge_schema and _is_true(conf(_ONLY_SUMMARIES)):
+    if merges_schemas and _is_true(conf(_ONLY_SUMMARIES)):
         raise UnsupportedError(
             f"a Parquet scan merges the schemas of all files, whatever {_ONLY_SUMMARIES} says: {_INSTEAD}"
         )

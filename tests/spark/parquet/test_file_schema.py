@@ -22,6 +22,7 @@ from sortshuffle.spark.parquet.file_schema import SPARK_NOTE, file_fields
 
 MOMENT = dt.datetime(2024, 7, 1, 12)
 TENSOR = pa.fixed_shape_tensor(pa.float32(), [2])
+IMAGE = pa.fixed_shape_tensor(pa.uint8(), [2])  # whose elements are converted
 OF_ARROW = {
     "u8": pa.array([1, None], pa.uint8()),
     "u16": pa.array([1, None], pa.uint16()),
@@ -53,6 +54,7 @@ OF_ARROW = {
     "structs": pa.array([[{"x": 1}, None], []], pa.list_(pa.struct([("x", pa.uint64())]))),
     "between": pa.array(pd.arrays.IntervalArray.from_tuples([(0, 1), None])),
     "tensor": pa.ExtensionArray.from_storage(TENSOR, pa.array([[1.5, 2.5], None], TENSOR.storage_type)),
+    "image": pa.ExtensionArray.from_storage(IMAGE, pa.array([[1, 255], None], IMAGE.storage_type)),
     "dec": pa.array([Decimal("1.20"), None], pa.decimal128(5, 2)),
     "wide": pa.array([Decimal("1.20"), None], pa.decimal256(20, 2)),
     "dotted.name": pa.array([1, None]),

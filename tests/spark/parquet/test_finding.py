@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -191,6 +193,36 @@ def test_links_to_directories_are_followed(spark: SparkSession, tmp_path: Path) 
     read = ours(spark, tmp_path / "t")
     assert read == plain(spark, tmp_path / "t")
     assert read.rows == ["(1, 1)", "(2, 2)", "(2, 3)", "(3, 2)"]
+    assert ours(spark, tmp_path / "t" / "p=*" / "*.parquet") == plain(
+        spark, tmp_path / "t" / "p=*" / "*.parquet"
+    )
+
+
+def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "f.parquet", {"a": [1]})
+    (tmp_path / "_latest").symlink_to(tmp_path)  # hidden, so not followed
+    assert len(ParquetFiles.find([str(tmp_path)]).files) == 1
+    (tmp_path / "again").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="links to directories lead in a circle, or more than 8"):
+        ParquetFiles.find([str(tmp_path)])
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows would be missing. This user may list everything, so the error is made."""
+    write(tmp_path / "p=1" / "f.parquet", {"a": [1]})
+    write(tmp_path / "p=2" / "f.parquet", {"a": [2]})
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("p=2"):
+            raise PermissionError(13, "on purpose", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(PermissionError, match="on purpose"):
+        ParquetFiles.find([str(tmp_path)])
 
 
 @pytest.mark.parametrize("name", ["_common_metadata", "_metadata"])

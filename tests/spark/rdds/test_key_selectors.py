@@ -39,7 +39,15 @@ NAT = np.datetime64("NaT")
 
 @pytest.mark.parametrize(
     "nan",
-    [math.nan, np.float64("nan"), np.float32("nan"), complex(0, math.nan), Decimal("nan"), NAT],
+    [
+        math.nan,
+        np.float64("nan"),
+        np.float32("nan"),
+        complex(0, math.nan),
+        Decimal("nan"),
+        NAT,
+        np.timedelta64("NaT"),
+    ],
     ids=repr,
 )
 def test_nan_has_one_place_wherever_the_object_lies(nan: Any) -> None:

@@ -11,6 +11,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -300,7 +301,7 @@ def test_keys_of_two_types_that_are_equal_come_once(files: Files) -> None:
 
 
 def test_keys_with_nan_are_put_aside_in_all_buckets(files: Files) -> None:
-    keys = [(float("nan"), n) for n in range(1000)] + [float("nan") for _ in range(1000)]
+    keys = [(float("nan"), n) for n in range(1000)] + [np.datetime64("NaT") for _ in range(1000)]
     merge = merging(Group().table, files, 8 * KIB)
     tables = [table for (table,) in merge.tables([chunked([(key, 1) for key in keys], 100)])]
     assert len(tables) > BUCKETS
