@@ -219,6 +219,7 @@ def _cast(target: pa.DataType, array: pa.Array) -> pa.Array:
 
 
 def _refuse_old(convert: Conversion | None, place: str, path: str, array: pa.Array) -> pa.Array:
+    array = _storage(array)
     if len(array):
         first = pc.min(array.dictionary_decode() if at.is_dictionary(array.type) else array)
         if first.is_valid and _is_old(first):
@@ -232,6 +233,7 @@ def _refuse_old(convert: Conversion | None, place: str, path: str, array: pa.Arr
 
 
 def _refuse_early(convert: Conversion | None, place: str, path: str, array: pa.Array) -> pa.Array:
+    array = _storage(array)
     micros = np.asarray(array.drop_null().view(pa.int64()))
     is_late = (micros >= _FIRST_MISREAD_MICROS) & (micros < _END_OF_MISREAD_MICROS)
     if np.any(is_late | ((micros < 0) & (micros % _DAY_MICROS != 0))):
