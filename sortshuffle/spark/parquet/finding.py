@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
+from fsspec import AbstractFileSystem
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
@@ -117,7 +117,8 @@ def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
         if not _is_hidden(file.name):
             yield file
         return
-    below = _walk(filesystem, root) if isinstance(filesystem, LocalFileSystem) else _found(filesystem, root)
+    can_search = type(filesystem).find is not AbstractFileSystem.find
+    below = _found(filesystem, root) if can_search else _walk(filesystem, root)
     for path, size in below:
         parts = path.removeprefix(root).strip("/").split("/")
         if not any(map(_is_hidden, parts)):
@@ -131,9 +132,10 @@ def _found(filesystem: Any, directory: str) -> Iterator[tuple[str, int]]:
 
 
 def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield the same of a local directory, but for hidden ones. As in Spark, links to directories are
-    followed, and what cannot be listed is an error; fsspec would leave out both. ``links``: how many links
-    lead here. Raises `UsageError` if they lead in a circle."""
+    """Yield the same, listing one directory after another, but for hidden ones. As in Spark, links to
+    directories are followed, and what cannot be listed is an error; fsspec's own `find` for local and other
+    file systems that list only directories leaves out both. ``links``: how many links lead here. Raises
+    `UsageError` if they lead in a circle."""
     if links > MOST_LINKS:
         raise UsageError(
             f"links to directories lead in a circle, or more than {MOST_LINKS} lead to {directory}"
