@@ -60,16 +60,11 @@ class Words:
     def fits(self, precision: int) -> Bools:
         """Return which values have at most ``precision`` digits."""
         most = 10**precision - 1
-        return ~(self._greater(most) | self._less(-most))
+        return self._greater(-most - 1) & ~self._greater(most)
 
     def _greater(self, bound: int) -> Bools:
-        high, low = _halves(bound)
+        high, low = np.int64(bound >> 64), np.uint64(bound & (2**64 - 1))
         result: Bools = (self.high > high) | ((self.high == high) & (self.low.view(np.uint64) > low))
-        return result
-
-    def _less(self, bound: int) -> Bools:
-        high, low = _halves(bound)
-        result: Bools = (self.high < high) | ((self.high == high) & (self.low.view(np.uint64) < low))
         return result
 
     def unscaled(self) -> list[int]:
@@ -78,10 +73,6 @@ class Words:
             high << 64 | low
             for low, high in zip(self.low.view(np.uint64).tolist(), self.high.tolist(), strict=True)
         ]
-
-
-def _halves(number: int) -> tuple[np.int64, np.uint64]:
-    return np.int64(number >> 64), np.uint64(number & (2**64 - 1))
 
 
 def doubles(decimals: pa.Array) -> pa.Array:

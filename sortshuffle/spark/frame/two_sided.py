@@ -309,8 +309,8 @@ class TwoSidedFrame(DataFrame):
         frames = [each for each in results if isinstance(each, TwoSidedFrame)]
         for frame in frames:
             frame._cross(method, "Spark", _ONLY_SPARK)
-        for frame in frames[:1]:  # what crosses for several frames of one call is logged once
-            frame._log_new(self, *frames_in(args))
+        if frames:  # what crosses for several frames of one call is logged once
+            frames[0]._log_new(self, *frames_in(args))
         if method in _READERS:
             self._log_read(method)
         return wrapped

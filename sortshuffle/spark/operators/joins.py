@@ -260,15 +260,12 @@ def _widened(
                 sides[narrow] = _with_cast(sides[narrow], places[narrow], fields[wider])
             places[narrow] = casts[cast]
         widened.append(replace(pair, left=places[0], right=places[1]))
-    moved = {
+    moved: dict[tuple[int | None, int | None], OutputColumn] = {
         (old.left, old.right): OutputColumn(new.left, new.right)
         for old, new in zip(pairs, widened, strict=True)
     }
-    columns = [
-        each if each.left is None or each.right is None else moved.get((each.left, each.right), each)
-        for each in output
-    ]
-    return sides[0], sides[1], widened, tuple(columns)
+    columns = tuple(moved.get((each.left, each.right), each) for each in output)
+    return sides[0], sides[1], widened, columns
 
 
 def _wider(fields: Sequence[StructField], wires: Sequence[pa.DataType]) -> int:

@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
-from sortshuffle.spark.parquet.globs import is_directory, is_pattern, matching, name_matches
+from sortshuffle.spark.parquet.globs import is_directory, is_pattern, matching, name_matches, name_of
 
 _SUMMARIES = ("_common_metadata", "_metadata")
 MOST_LINKS = 8  # on the way to a file
@@ -38,7 +38,7 @@ class FoundParquetFile:
 
     @property
     def name(self) -> str:
-        return self.path.rsplit("/", 1)[-1]
+        return name_of(self.path)
 
     @property
     def is_data(self) -> bool:
@@ -144,7 +144,7 @@ def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[tuple[str
         path = str(entry["name"])
         if not is_directory(filesystem, entry):
             yield path, int(entry["size"] or 0)
-        elif not _is_hidden(path.rsplit("/", 1)[-1]):
+        elif not _is_hidden(name_of(path)):
             yield from _walk(filesystem, path, links + bool(entry.get("islink")))
 
 

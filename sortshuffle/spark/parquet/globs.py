@@ -86,7 +86,7 @@ def _matching(filesystem: Any, pattern: str) -> Iterator[str]:
             entry["name"].rstrip("/")
             for parent in parents
             for entry in _entries(filesystem, parent or "/")
-            if matches(_name(entry["name"])) and (is_last or is_directory(filesystem, entry))
+            if matches(name_of(entry["name"])) and (is_last or is_directory(filesystem, entry))
         ]
     # parts after the first sign were looked up in listings, so only a path without signs may be missing
     yield from (path for path in parents if plain < len(parts) or filesystem.exists(path))
@@ -107,7 +107,7 @@ def _entries(filesystem: Any, directory: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _name(path: str) -> str:
+def name_of(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
 
 

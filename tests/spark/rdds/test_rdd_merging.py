@@ -301,7 +301,8 @@ def test_keys_of_two_types_that_are_equal_come_once(files: Files) -> None:
 
 
 def test_keys_with_nan_are_put_aside_in_all_buckets(files: Files) -> None:
-    keys = [(float("nan"), n) for n in range(1000)] + [np.datetime64("NaT") for _ in range(1000)]
+    keys = [(float("nan"), n) for n in range(1000)] + [float("nan") for _ in range(1000)]
+    keys += [np.datetime64("NaT") for _ in range(1000)]
     merge = merging(Group().table, files, 8 * KIB)
     tables = [table for (table,) in merge.tables([chunked([(key, 1) for key in keys], 100)])]
     assert len(tables) > BUCKETS
