@@ -346,7 +346,7 @@ def test_sparks_own_shuffle_is_not_measured_in_place_of_ours(tmp_path: Path) -> 
 
         jar.JAR_NAME = "no.jar"
         try:
-            with on_sortshuffle.start(Limits(cores=2, memory=1 << 30, directory=sys.argv[2])):
+            with on_sortshuffle.start(Limits(2, 1 << 30, sys.argv[2], "exchange")):
                 print("it has started")
         except UsageError as error:
             print("no.jar" in str(error))

@@ -43,11 +43,12 @@ DECORATION = ("#", "@")  # how lines begin that are no code of the user's
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``memory``: bytes for all processes together, with their page cache. ``directory``: for temporary
-    files."""
+    files. ``case``: what is to be run."""
 
     cores: int
     memory: int
     directory: str
+    case: str
 
 
 def take_part(
@@ -59,7 +60,7 @@ def take_part(
     config = json.loads(sys.argv[1])
     answers = _own_output()
     case, arguments = cases[config["case"]], config["arguments"]
-    limits = Limits(config["cores"], config["memory"], config["directory"])
+    limits = Limits(config["cores"], config["memory"], config["directory"], config["case"])
     os.environ["TMPDIR"] = limits.directory
     if not _is_asked():
         return
