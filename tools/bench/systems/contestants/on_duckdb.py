@@ -20,16 +20,18 @@ from consumers import number, spreads, sums_of, total
 from turn import Limits, take_part
 
 PROCESSES = 2  # and threads that read partitions: one for each core
-# Of the limit. DuckDB's default is 0.8 of the machine's memory. But here the limit is for the page cache too:
-# with 0.55 the exchange of 100 M rows took 37 s instead of 43, and with 2.25 GiB of memory 50 s instead of
-# 55. But the sort then writes rows aside: 12.1 and 12.3 s, and with 0.8 10.9 and 8.4 (d8cccca, in turns)
-MEMORY = 0.55
-MEMORY_OF_SORT = 0.8
+# Of the limit; DuckDB's default, but of the machine's memory. With 0.55 more rows are written aside: the
+# exchange of 100 M rows took 40.2 and 43.0 s instead of 35.8 and 34.1, the sort 12.1 and 12.3 s instead of
+# 10.9 and 8.4 (d8cccca, in turns). The limit is for the page cache too, which needs more of it where it is
+# small: with 2.25 GiB the same exchange took 50 s with 0.55, and 55 s with 0.8 (one run each, cdfee72)
+MEMORY = 0.8
+MEMORY_OF_LITTLE = 0.55
+LITTLE = 4 << 30  # bytes
 
 
 @contextmanager
 def start(limits: Limits) -> Iterator[duckdb.DuckDBPyConnection]:
-    share = MEMORY_OF_SORT if limits.case == "sort" else MEMORY
+    share = MEMORY_OF_LITTLE if limits.memory < LITTLE else MEMORY
     with duckdb.connect() as connection:
         connection.execute(f"SET threads = {limits.cores}")
         connection.execute(f"SET memory_limit = '{int(limits.memory * share)}B'")

@@ -5,8 +5,8 @@ What was tried, one run each, commit cdfee72: by default Ray reserves half of th
 operator's own tasks. Without that the exchange took 11.0 s instead of 13.2 and the groups 43 s instead of 71;
 but the sort 54 s instead of 41, and the aggregate of 5 M groups 18.5 s instead of 16.3. With `map_groups`,
 which makes a data frame for each group, the groups took 239 s. Without Polars, which Ray has an option for,
-the sort took 45 s instead of 41. With 0.7 instead of 0.5 of the memory for tasks it took 72 s instead of 52
-(d8cccca).
+the sort took 45 s instead of 41. With 0.7 instead of 0.5 of the memory for tasks the sort took 72 s instead
+of 52 (d8cccca).
 """
 
 from __future__ import annotations
