@@ -2,6 +2,7 @@
 
     settings        the options of a reader and the settings of its session
     file_systems    the file system of the paths, in a form that travels to the workers
+    listing         what a directory holds, links followed
     globs           Hadoop's path patterns
     finding         the files that paths stand for
     partitions      columns from directories named ``column=value``; partition_values: their types

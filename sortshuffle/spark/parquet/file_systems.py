@@ -16,8 +16,10 @@ import fsspec
 import pyarrow.fs
 
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.parquet.listing import normal
 
 _LOCAL = ("file", "local")
+_CACHES = ("blockcache", "cached", "filecache", "simplecache")
 _USER_INFO = re.compile(r"(?<=://)[^/@]*@")
 
 
@@ -32,9 +34,13 @@ class FileSystem:
     def of(paths: Sequence[str], storage: Mapping[str, Any]) -> FileSystem:
         """Make the file system that holds all of these paths. ``storage``: options for it.
 
-        Raises `UsageError` if none can be made with this protocol and these options, `UnsupportedError` if
-        the paths are on several file systems.
+        Raises `UsageError` if none can be made with this protocol and these options, or a path is empty;
+        `UnsupportedError` if the paths are on several file systems, or one is a chained URL.
         """
+        if "" in paths:
+            raise UsageError("a path is empty: give the path of a file or directory, such as . for this one")
+        for path in paths:
+            _check_unchained(path)
         opened = [_file_system(path, storage) for path in paths]
         if any(each is not opened[0] and each != opened[0] for each in opened):
             raise UnsupportedError(
@@ -48,9 +54,8 @@ class FileSystem:
         return self.protocol in _LOCAL
 
     def path(self, given: str) -> str:
-        """Return a path in the file system's form, without protocol and trailing slash."""
-        stripped = str(self.fsspec._strip_protocol(given))
-        return stripped.rstrip("/") or "/"
+        """Return a path in the file system's form: without protocol, in its one spelling."""
+        return normal(str(self.fsspec._strip_protocol(given)))
 
     def arrow(self) -> Any:
         """Return the file system as pyarrow's readers take it."""
@@ -62,6 +67,15 @@ class FileSystem:
 def redact(path: str) -> str:
     """Return a path or URL as messages and plans show it: without user and password."""
     return _USER_INFO.sub("", path)
+
+
+def _check_unchained(path: str) -> None:
+    first, *others = path.split("::")
+    if len(others) > 1 or (others and first not in _CACHES):
+        raise UnsupportedError(
+            f"{redact(path)} is a chained URL. Only those of fsspec's caches can be read, such as"
+            " simplecache::s3://bucket/directory. Copy the files to a file system, and read them there"
+        )
 
 
 def _file_system(path: str, storage: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@
   are listed too: they hold no rows, but they hold the schema.
 * Without partition directories only the files directly in a root are read (see `FoundFiles.in_roots`), unless
   the lookup is recursive.
-* An empty file is not a Parquet file, and is skipped.
+* An empty file is not a Parquet file, and is skipped. So is an empty summary file, with which Spark fails.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
-from sortshuffle.spark.parquet.globs import is_directory, is_pattern, matching, name_matches, name_of
+from sortshuffle.spark.parquet.globs import is_pattern, matching, name_matches
+from sortshuffle.spark.parquet.listing import entries, is_directory, name_of, size_of
 
 _SUMMARIES = ("_common_metadata", "_metadata")
 MOST_LINKS = 8  # on the way to a file
@@ -112,40 +114,46 @@ def _roots(filesystem: FileSystem, given: str) -> list[str]:
 
 
 def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
-    if not filesystem.isdir(root):
-        file = FoundParquetFile(root, int(filesystem.info(root)["size"] or 0))
+    if not is_directory(filesystem, root):
+        file = FoundParquetFile(root, size_of(filesystem, root, filesystem.info(root)))
         if not _is_hidden(file.name):
             yield file
         return
-    can_search = type(filesystem).find is not AbstractFileSystem.find
-    below = _found(filesystem, root) if can_search else _walk(filesystem, root)
+    below = _found(filesystem, root) if _can_search(filesystem) else _walk(filesystem, root)
     for path, size in below:
         parts = path.removeprefix(root).strip("/").split("/")
         if not any(map(_is_hidden, parts)):
             yield FoundParquetFile(path, size)
 
 
+def _can_search(filesystem: Any) -> bool:
+    """Return whether the file system itself finds all files below a directory, as object stores do. fsspec's
+    own `find` lists one directory after another; it follows no links, and skips what it cannot list."""
+    kind = type(filesystem)
+    searches = kind.find is not AbstractFileSystem.find
+    return searches or getattr(kind, "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
+
+
 def _found(filesystem: Any, directory: str) -> Iterator[tuple[str, int]]:
     """Yield the files below a directory, and their sizes, in as few requests as the file system can."""
     for path, info in filesystem.find(directory, detail=True).items():
-        yield str(path), int(info["size"] or 0)
+        yield str(path), size_of(filesystem, str(path), info)
 
 
 def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield the same, listing one directory after another, but for hidden ones. As in Spark, links to
-    directories are followed, and what cannot be listed is an error; fsspec's own `find` for local and other
-    file systems that list only directories leaves out both. ``links``: how many links lead here. Raises
-    `UsageError` if they lead in a circle."""
+    """Yield the files below a directory, and their sizes, from one listing after another. Hidden directories
+    are not listed. Links to directories are followed, as in Spark. ``links``: how many lead here. Raises
+    `UsageError` if they lead in a circle, in which Spark goes round until the system stops it."""
     if links > MOST_LINKS:
         raise UsageError(
             f"links to directories lead in a circle, or more than {MOST_LINKS} lead to {directory}"
         )
-    for entry in filesystem.ls(directory, detail=True):
-        path = str(entry["name"])
-        if not is_directory(filesystem, entry):
-            yield path, int(entry["size"] or 0)
-        elif not _is_hidden(name_of(path)):
-            yield from _walk(filesystem, path, links + bool(entry.get("islink")))
+    listed = filesystem.ls(directory, detail=True)
+    for entry in entries(filesystem, directory, listed, lambda name: not _is_hidden(name)):
+        if entry.is_directory:
+            yield from _walk(filesystem, entry.path, links + entry.is_link)
+        else:
+            yield entry.path, entry.size
 
 
 def _is_hidden(name: str) -> bool:

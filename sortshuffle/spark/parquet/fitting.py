@@ -89,8 +89,8 @@ def _before(version: bytes, major: int, minor: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """How a column is read as the requested type. ``paths``: the leaves to read. ``convert``: None if
-    `conform` does the conversion. ``is_missing``: the file stores none of the
-    requested fields; the leaves are read only to see which values are null."""
+    `conform` does the conversion. ``is_missing``: the file stores none of the requested fields; the leaves
+    are read only to see which values are null."""
 
     paths: tuple[str, ...]
     convert: Conversion | None = None

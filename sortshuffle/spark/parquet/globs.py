@@ -7,10 +7,11 @@ nested or with ``/`` inside; and a backslash before a literal sign. Names are ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sortshuffle.errors import UsageError
+from sortshuffle.spark.parquet.listing import Entry, entries, normal
 
 _SIGNS = frozenset("{}[]*?\\")
 
@@ -24,7 +25,7 @@ def matching(filesystem: Any, pattern: str) -> list[str]:
     """Return the existing paths that match, each once, sorted."""
     paths: set[str] = set()
     for alternative in alternatives(pattern):
-        paths.update(_matching(filesystem, alternative))
+        paths.update(_matching(filesystem, normal(alternative)))
     return sorted(paths)
 
 
@@ -83,32 +84,21 @@ def _matching(filesystem: Any, pattern: str) -> Iterator[str]:
         matches = _expression(parts[at], pattern).fullmatch
         is_last = at == len(parts) - 1
         parents = [
-            entry["name"].rstrip("/")
+            entry.path
             for parent in parents
-            for entry in _entries(filesystem, parent or "/")
-            if matches(name_of(entry["name"])) and (is_last or is_directory(filesystem, entry))
+            for entry in _entries(filesystem, parent or "/", matches)
+            if is_last or entry.is_directory
         ]
     # parts after the first sign were looked up in listings, so only a path without signs may be missing
     yield from (path for path in parents if plain < len(parts) or filesystem.exists(path))
 
 
-def is_directory(filesystem: Any, entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry of a listing is a directory, or a link to one, which fsspec lists otherwise."""
-    return entry["type"] == "directory" or (
-        bool(entry.get("islink")) and bool(filesystem.isdir(entry["name"]))
-    )
-
-
-def _entries(filesystem: Any, directory: str) -> list[dict[str, Any]]:
+def _entries(filesystem: Any, directory: str, is_wanted: Callable[[str], object]) -> Iterator[Entry]:
     try:
-        entries: list[dict[str, Any]] = filesystem.ls(directory, detail=True)
+        listed = filesystem.ls(directory, detail=True)
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    return entries
-
-
-def name_of(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
+        return iter(())
+    return entries(filesystem, directory, listed, is_wanted)
 
 
 def _expression(part: str, whole: str) -> re.Pattern[str]:

@@ -10,13 +10,16 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from parquet_cases import files_of_spark, found, ours, plain, write
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from sortshuffle.errors import UsageError
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.files import ParquetFiles
-from sortshuffle.spark.parquet.finding import FoundParquetFile, schema_files
+from sortshuffle.spark.parquet.finding import FoundParquetFile, find_files, schema_files
 from sortshuffle.spark.parquet.globs import alternatives, name_matches
 
 NAMES = [
@@ -117,7 +120,9 @@ def test_the_order_of_rows_is_fixed_by_the_paths(spark: SparkSession, tree: Path
     assert names == ["a.parquet", "k.txt", "[e].parquet", "a.parquet", "b.pq", "c{1}.parquet"]
 
 
-@pytest.mark.parametrize("name", ["nowhere", "nox*", "one/c{1}.parquet", "one/[e].parquet"])
+@pytest.mark.parametrize(
+    "name", ["nowhere", "nox*", "one/a.parquet/*", "one/c{1}.parquet", "one/[e].parquet"]
+)
 def test_nothing_at_a_path_is_an_error_even_with_a_schema(spark: SparkSession, tree: Path, name: str) -> None:
     with pytest.raises(UsageError, match="there is nothing at"):
         found(spark, tree / "two", tree / name, schema="a string")
@@ -205,6 +210,129 @@ def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "again").symlink_to(tmp_path)
     with pytest.raises(UsageError, match="links to directories lead in a circle, or more than 8"):
         ParquetFiles.find([str(tmp_path)])
+
+
+class LinksOfTheirOwnType(LocalFileSystem):  # type: ignore[misc]
+    """Lists links as fsspec's SFTP file system does: of type "link", without "islink"."""
+
+    protocol = "linked"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(LocalFileSystem._strip_protocol(path.replace("linked://", "file://")))
+
+    def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:
+        listed = super().ls(path, detail=True, **options)
+        for entry in listed:
+            if entry.pop("islink"):
+                entry["type"] = "link"
+        return listed if detail else [entry["name"] for entry in listed]
+
+
+@pytest.mark.parametrize("prefix", ["linked://", "filecache::file://"])
+def test_links_are_followed_however_a_file_system_lists_them(tmp_path: Path, prefix: str) -> None:
+    write(tmp_path / "t" / "p=1" / "f.parquet", {"a": [1]})
+    write(tmp_path / "elsewhere" / "g.parquet", {"a": [2]})
+    (tmp_path / "t" / "p=2").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "t" / "p=1" / "link.parquet").symlink_to(tmp_path / "elsewhere" / "g.parquet")
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "t" / "p=3").symlink_to(tmp_path / "nothing")
+    fsspec.register_implementation("linked", LinksOfTheirOwnType, clobber=True)
+    expected = [str(tmp_path / "t" / name) for name in ("p=1/f.parquet", "p=1/link.parquet", "p=2/g.parquet")]
+    for path in ("t", "t/p=*", "t/p=*/*", "t/p={1,2,3}"):
+        assert [file.path for file in ParquetFiles.find([f"{prefix}{tmp_path}/{path}"]).files] == expected, (
+            path
+        )
+    assert [file.path for file in ParquetFiles.find([f"{prefix}{tmp_path}/t/p=2"]).files] == expected[2:]
+
+
+class SizesUnlisted(LocalFileSystem):  # type: ignore[misc]
+    """Lists files without their sizes, as fsspec's file system for http does. Knows none of secret ones."""
+
+    protocol = "unlisted"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(LocalFileSystem._strip_protocol(path.replace("unlisted://", "file://")))
+
+    def info(self, path: Any, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super().info(path, **options)
+        is_listed = isinstance(path, os.DirEntry)
+        return {**found, "size": None} if is_listed or "secret" in found["name"] else found
+
+
+def test_a_size_that_is_not_listed_is_asked_for(tmp_path: Path) -> None:
+    """A file of unknown size must not count as empty."""
+    fsspec.register_implementation("unlisted", SizesUnlisted, clobber=True)
+    write(tmp_path / "f.parquet", {"a": [1]})
+    (listed,) = ParquetFiles.find([f"unlisted://{tmp_path}"]).files
+    assert listed.size == (tmp_path / "f.parquet").stat().st_size
+    write(tmp_path / "secret.parquet", {"a": [1]})
+    with pytest.raises(UnsupportedError, match=r"the size of .*/secret.parquet cannot be found out"):
+        ParquetFiles.find([f"unlisted://{tmp_path}"])
+
+
+def test_links_to_nothing_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "p=1" / "f.parquet", {"a": [1]})
+    (tmp_path / "p=x").mkdir()
+    for name in ("p=1/gone", "p=x/gone", "p=2"):
+        (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    (tmp_path / "p=1" / "below").symlink_to(tmp_path / "p=1" / "f.parquet" / "x")
+    (tmp_path / "p=1" / "loop").symlink_to(tmp_path / "p=1" / "loop")
+    for path in (tmp_path, tmp_path / "p=*", tmp_path / "p=1" / "*"):
+        assert ours(spark, path) == plain(spark, path), path
+    assert ours(spark, tmp_path).rows == ["(1, 1)"]
+    assert len(ParquetFiles.find([f"filecache::file://{tmp_path}"]).files) == 1
+
+
+def test_a_path_has_one_spelling(spark: SparkSession, tree: Path) -> None:
+    names = (
+        "one//a.parquet",
+        "two/../one",
+        "one/./deep/",
+        "*/./../one/deep/er",
+        "two/..//one/d*",
+        "{one/..,zz}/one/a*",
+        "{./one,zz}/a*",
+    )
+    for name in names:
+        by_us = {file.path for file in found(spark, f"{tree}/{name}", schema="a string").files}
+        assert by_us == files_of_spark(spark, f"{tree}/{name}") != set(), name
+    twice = [f"{tree}/one", f"{tree}//one/."]
+    recursive = {"recursiveFileLookup": "true"}
+    assert ours(spark, *twice, **recursive) == plain(spark, *twice, **recursive)
+
+
+def test_an_empty_path_is_an_error() -> None:
+    with pytest.raises(UsageError, match="a path is empty"):
+        ParquetFiles.find([""])
+
+
+@pytest.mark.parametrize("chain", ["zip://t::", "zip::file://", "simplecache::zip://t::file://"])
+def test_chained_urls_are_refused(tmp_path: Path, chain: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{chain}.* is a chained URL"):
+        ParquetFiles.find([f"{chain}{tmp_path}/t.zip"])
+
+
+class Store(AsyncFileSystem):  # type: ignore[misc]
+    """An object store that has `_find` only, as fsspec's file systems for some clouds."""
+
+    cachable = False
+
+    async def _find(self, path: str, **options: Any) -> dict[str, Any]:
+        return {f"{path}/p={day}/f": {"size": 1} for day in range(3)}
+
+    async def _info(self, path: str, **options: Any) -> dict[str, Any]:
+        return {"name": path, "type": "directory", "size": 0}
+
+    async def _ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+        raise AssertionError("a store lists all files at once")
+
+
+def test_object_stores_list_all_files_at_once() -> None:
+    assert list(find_files(FileSystem("store", Store()), ["b/t"]).files) == [
+        f"b/t/p={day}/f" for day in range(3)
+    ]
 
 
 def test_a_directory_that_cannot_be_listed_is_an_error(

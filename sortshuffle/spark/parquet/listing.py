@@ -1,0 +1,99 @@
+"""What a directory of a file system holds, and how its paths are spelled.
+
+File systems of fsspec list links in different ways: as of type ``link`` or ``other``, or with a mark
+``islink``. A link counts here as what it leads to. As in Spark, a link that leads nowhere is left out.
+Whatever else cannot be looked at is an error, so that no file is missing silently.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sortshuffle.errors import UnsupportedError
+
+_PLAIN_TYPES = ("file", "directory")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or directory. ``path``: without a slash at its end. ``size``: bytes; of directories 0."""
+
+    path: str
+    size: int
+    is_directory: bool
+    is_link: bool
+
+
+def entries(
+    filesystem: Any,
+    directory: str,
+    listed: Iterable[Mapping[str, Any]],
+    is_wanted: Callable[[str], object],
+) -> Iterator[Entry]:
+    """Yield what a directory holds. ``listed``: the answer of the file system's `ls`. ``is_wanted``: whether
+    to yield a name; links of other names are not followed. Yields nothing if the path is that of a file,
+    which many file systems list as itself."""
+    for info in listed:
+        path = str(info["name"]).rstrip("/")
+        if path.strip("/") != directory.strip("/") and is_wanted(name_of(path)):
+            entry = _entry(filesystem, path, info)
+            if entry is not None:
+                yield entry
+
+
+def is_directory(filesystem: Any, path: str) -> bool:
+    """Return whether an existing path is a directory, or a link to one."""
+    if filesystem.isdir(path):
+        return True
+    # fsspec's caches look up a path in the listing again, so they say of no link where it leads
+    return filesystem.info(path)["type"] not in _PLAIN_TYPES and _lists_others(filesystem, path)
+
+
+def size_of(filesystem: Any, path: str, info: Mapping[str, Any]) -> int:
+    """Return the bytes of a file. ``info``: what a listing says of it. Raises `UnsupportedError` if the file
+    system does not know: the file would be taken for an empty one."""
+    size = info["size"]
+    if size is None:  # listings over http have no sizes
+        size = filesystem.info(path)["size"]
+    if size is None:
+        raise UnsupportedError(
+            f"the size of {path} cannot be found out. Copy it to another file system, and read it there"
+        )
+    return int(size)
+
+
+def name_of(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def normal(path: str) -> str:
+    """Return a path as Spark spells it: ``a//b``, ``a/./b`` and ``a/c/../b`` are ``a/b``, even if ``c`` is a
+    link. There is no slash at the end. A URL, as http's paths are, stays as it is."""
+    if "://" in path or not path:
+        return path.rstrip("/") or "/"
+    normalized = posixpath.normpath(path)
+    return normalized[1:] if normalized.startswith("//") else normalized
+
+
+def _entry(filesystem: Any, path: str, info: Mapping[str, Any]) -> Entry | None:
+    if info["type"] in _PLAIN_TYPES and not info.get("islink"):
+        holds = info["type"] == "directory"
+        return Entry(path, 0 if holds else size_of(filesystem, path, info), holds, False)
+    try:
+        if is_directory(filesystem, path):
+            return Entry(path, 0, True, True)
+        return Entry(path, size_of(filesystem, path, filesystem.info(path)), False, True)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that leads to itself
+            return None
+        raise
+
+
+def _lists_others(filesystem: Any, path: str) -> bool:
+    return [str(each).strip("/") for each in filesystem.ls(path, detail=False)] != [path.strip("/")]
