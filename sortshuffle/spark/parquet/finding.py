@@ -21,7 +21,7 @@ from fsspec.asyn import AsyncFileSystem
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem, redact
 from sortshuffle.spark.parquet.globs import is_pattern, matching, name_matches
-from sortshuffle.spark.parquet.listing import entries, is_directory, name_of, size_of
+from sortshuffle.spark.parquet.listing import entries, entry_at, name_of, parent_of, size_of
 
 _SUMMARIES = ("_common_metadata", "_metadata")
 MOST_LINKS = 8  # on the way to a file
@@ -98,10 +98,6 @@ def schema_files(files: Sequence[FoundParquetFile], merge: bool) -> list[FoundPa
     return next(([kind[0]] for kind in (*by_kind, data) if kind), [])
 
 
-def parent_of(path: str) -> str:
-    return path.rsplit("/", 1)[0] or "/"
-
-
 def _roots(filesystem: FileSystem, given: str) -> list[str]:
     path = filesystem.path(given)
     if is_pattern(path):
@@ -114,16 +110,11 @@ def _roots(filesystem: FileSystem, given: str) -> list[str]:
 
 
 def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
-    if not is_directory(filesystem, root):
-        file = FoundParquetFile(root, size_of(filesystem, root, filesystem.info(root)))
-        if not _is_hidden(file.name):
-            yield file
-        return
-    below = _found(filesystem, root) if _can_search(filesystem) else _walk(filesystem, root)
-    for path, size in below:
-        parts = path.removeprefix(root).strip("/").split("/")
-        if not any(map(_is_hidden, parts)):
-            yield FoundParquetFile(path, size)
+    entry = entry_at(filesystem, root)
+    if entry.is_directory:
+        yield from _found(filesystem, root) if _can_search(filesystem) else _walk(filesystem, root)
+    elif not _is_hidden(name_of(root)):
+        yield FoundParquetFile(root, entry.size)
 
 
 def _can_search(filesystem: Any) -> bool:
@@ -134,16 +125,18 @@ def _can_search(filesystem: Any) -> bool:
     return searches or getattr(kind, "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
 
 
-def _found(filesystem: Any, directory: str) -> Iterator[tuple[str, int]]:
-    """Yield the files below a directory, and their sizes, in as few requests as the file system can."""
+def _found(filesystem: Any, directory: str) -> Iterator[FoundParquetFile]:
+    """Yield the files below a directory, in as few requests as the file system can."""
     for path, info in filesystem.find(directory, detail=True).items():
-        yield str(path), size_of(filesystem, str(path), info)
+        parts = str(path).removeprefix(directory).strip("/").split("/")
+        if not any(map(_is_hidden, parts)):
+            yield FoundParquetFile(str(path), size_of(filesystem, str(path), info))
 
 
-def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield the files below a directory, and their sizes, from one listing after another. Hidden directories
-    are not listed. Links to directories are followed, as in Spark. ``links``: how many lead here. Raises
-    `UsageError` if they lead in a circle, in which Spark goes round until the system stops it."""
+def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[FoundParquetFile]:
+    """Yield the files below a directory, from one listing after another. Hidden directories are not listed.
+    Links to directories are followed, as in Spark. ``links``: how many lead here. Raises `UsageError` if they
+    lead in a circle, in which Spark goes round until the system stops it."""
     if links > MOST_LINKS:
         raise UsageError(
             f"links to directories lead in a circle, or more than {MOST_LINKS} lead to {directory}"
@@ -153,7 +146,7 @@ def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[tuple[str
         if entry.is_directory:
             yield from _walk(filesystem, entry.path, links + entry.is_link)
         else:
-            yield entry.path, entry.size
+            yield FoundParquetFile(entry.path, entry.size)
 
 
 def _is_hidden(name: str) -> bool:

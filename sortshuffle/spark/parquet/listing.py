@@ -37,20 +37,24 @@ def entries(
     """Yield what a directory holds. ``listed``: the answer of the file system's `ls`. ``is_wanted``: whether
     to yield a name; links of other names are not followed. Yields nothing if the path is that of a file,
     which many file systems list as itself."""
+    itself = directory.strip("/")
     for info in listed:
         path = str(info["name"]).rstrip("/")
-        if path.strip("/") != directory.strip("/") and is_wanted(name_of(path)):
+        if path.strip("/") != itself and is_wanted(name_of(path)):
             entry = _entry(filesystem, path, info)
             if entry is not None:
                 yield entry
 
 
-def is_directory(filesystem: Any, path: str) -> bool:
-    """Return whether an existing path is a directory, or a link to one."""
+def entry_at(filesystem: Any, path: str, is_link: bool = False) -> Entry:
+    """Look at an existing path; if it is a link, at what it leads to. ``is_link``: what to say of it."""
     if filesystem.isdir(path):
-        return True
+        return Entry(path, 0, True, is_link)
+    info = filesystem.info(path)
     # fsspec's caches look up a path in the listing again, so they say of no link where it leads
-    return filesystem.info(path)["type"] not in _PLAIN_TYPES and _lists_others(filesystem, path)
+    if info["type"] not in _PLAIN_TYPES and _lists_others(filesystem, path):
+        return Entry(path, 0, True, is_link)
+    return Entry(path, size_of(filesystem, path, info), False, is_link)
 
 
 def size_of(filesystem: Any, path: str, info: Mapping[str, Any]) -> int:
@@ -70,6 +74,10 @@ def name_of(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
 
 
+def parent_of(path: str) -> str:
+    return path.rsplit("/", 1)[0] or "/"
+
+
 def normal(path: str) -> str:
     """Return a path as Spark spells it: ``a//b``, ``a/./b`` and ``a/c/../b`` are ``a/b``, even if ``c`` is a
     link. There is no slash at the end. A URL, as http's paths are, stays as it is."""
@@ -84,9 +92,7 @@ def _entry(filesystem: Any, path: str, info: Mapping[str, Any]) -> Entry | None:
         holds = info["type"] == "directory"
         return Entry(path, 0 if holds else size_of(filesystem, path, info), holds, False)
     try:
-        if is_directory(filesystem, path):
-            return Entry(path, 0, True, True)
-        return Entry(path, size_of(filesystem, path, filesystem.info(path)), False, True)
+        return entry_at(filesystem, path, is_link=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -212,14 +212,18 @@ def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
         ParquetFiles.find([str(tmp_path)])
 
 
-class LinksOfTheirOwnType(LocalFileSystem):  # type: ignore[misc]
-    """Lists links as fsspec's SFTP file system does: of type "link", without "islink"."""
-
-    protocol = "linked"
+class Renamed(LocalFileSystem):  # type: ignore[misc]
+    """The local file system under a protocol of its own."""
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
-        return str(LocalFileSystem._strip_protocol(path.replace("linked://", "file://")))
+        return str(LocalFileSystem._strip_protocol(path.replace(f"{cls.protocol}://", "file://")))
+
+
+class LinksOfTheirOwnType(Renamed):
+    """Lists links as fsspec's SFTP file system does: of type "link", without "islink"."""
+
+    protocol = "linked"
 
     def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:
         listed = super().ls(path, detail=True, **options)
@@ -246,14 +250,10 @@ def test_links_are_followed_however_a_file_system_lists_them(tmp_path: Path, pre
     assert [file.path for file in ParquetFiles.find([f"{prefix}{tmp_path}/t/p=2"]).files] == expected[2:]
 
 
-class SizesUnlisted(LocalFileSystem):  # type: ignore[misc]
+class SizesUnlisted(Renamed):
     """Lists files without their sizes, as fsspec's file system for http does. Knows none of secret ones."""
 
     protocol = "unlisted"
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(LocalFileSystem._strip_protocol(path.replace("unlisted://", "file://")))
 
     def info(self, path: Any, **options: Any) -> dict[str, Any]:
         found: dict[str, Any] = super().info(path, **options)
