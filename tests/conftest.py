@@ -71,7 +71,12 @@ def no_leaks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A Spark session in this process with two worker slots, as a user would configure it."""
+    """A Spark session in this process with two worker slots.
+
+    Spark interprets its plans here, as it does itself where generated code is too long: to compile a few
+    rows' plans takes most of a test's time. Tests with sessions of their own, as those of the shuffle
+    manager and of the cluster, keep generated code.
+    """
     address_this_host("local[2]")
     session = (
         sortshuffle.configure(SparkSession.builder)
@@ -82,6 +87,8 @@ def spark() -> Iterator[SparkSession]:
         # rows of tests are few: they are to be exchanged among several partitions all the same
         .config("spark.sql.adaptive.coalescePartitions.enabled", "false")
         .config("spark.sql.session.timeZone", "America/New_York")
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.default.parallelism", "2")
         .getOrCreate()
     )

@@ -148,6 +148,23 @@ def test_down_after_an_up_that_was_killed(directory: Path) -> None:
     assert cluster.processes() == []
 
 
+def test_a_host_is_killed_though_a_process_ends_by_itself(directory: Path) -> None:
+    class Host(Cluster):
+        """One of its processes ends after it was found."""
+
+        def pids(self, host: str | None = None, kind: str | None = None) -> list[int]:
+            found = [each.pid for each in (ending, spared) if each.returncode is None]
+            ending.communicate()
+            return found
+
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as ending,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as spared,
+    ):
+        Host(directory).kill_host(FIRST, spared=[spared.pid])
+        assert (ending.returncode, spared.poll()) == (0, None)
+
+
 @pytest.mark.parametrize("workers", [0, 101])
 def test_a_number_of_workers_that_cannot_be_meant(directory: Path, workers: int) -> None:
     with pytest.raises(ClusterError, match=f"1 to 100 workers, not {workers}"):

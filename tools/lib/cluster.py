@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -252,6 +252,13 @@ class Cluster:
         for pid in pids:
             _signal(pid, number)
         return pids
+
+    def kill_host(self, host: str, spared: Collection[int] = ()) -> None:
+        """Kill what runs on a host, but the spared processes, with SIGKILL; returns when it has ended."""
+        while left := set(self.pids(host)).difference(spared):
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.01)
 
     # ---- how ---------------------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,6 +208,18 @@ def left_of(application: Application) -> Left:
     kinds = Counter(each.kind for each in cluster.processes() if each.kind not in ("master", "worker"))
     files = [path for path in files_below(cluster.directory) if "sortshuffle" in path.parts]
     return Left(kinds, files, meetings_of(application))
+
+
+@contextmanager
+def lost_host(cluster: Cluster, host: str) -> Iterator[None]:
+    """All that runs on it is killed, and its disk is gone. Whatever happens meanwhile, its worker comes back:
+    the tests that follow need it."""
+    try:
+        cluster.kill_host(host)
+        shutil.rmtree(cluster.local_directory(host))
+        yield
+    finally:
+        cluster.restart_worker(host)
 
 
 def files_below(directory: Path) -> Iterator[Path]:

@@ -4,7 +4,6 @@ to run again did not."""
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import IO, Any
 
 import pytest
 from cluster import Cluster
-from cluster_driver import Application, Job, files_below, left_of, services_of
+from cluster_driver import Application, Job, files_below, left_of, lost_host, services_of
 from driver_process import JobError
 from engine import eventually
 
@@ -120,16 +119,12 @@ def test_a_host_lost_with_all_that_runs_on_it(
     settings = {**MANY_EXTENTS, "spark.sortshuffle.service.timeout": "2s"}
     job = application.start("exchange", tmp_path, settings, held_reduces=(0, 1, 2), **MANY_ROWS)
     job.until(lambda: len(job.marks("reading")) == 3, "all readers in the middle")
-    while left := cluster.pids(THIRD):
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(cluster.local_directory(THIRD))
-    job.go("reduce")
+    with lost_host(cluster, THIRD):
+        job.go("reduce")
 
-    assert job.result() == MANY_RIGHT
-    assert job.runs("map") == {p: 2 if p in job.first_runs("map", THIRD) else 1 for p in range(3)}
-    assert cluster.alive_hosts() == [FIRST, SECOND]
-    cluster.restart_worker(THIRD)
+        assert job.result() == MANY_RIGHT
+        assert job.runs("map") == {p: 2 if p in job.first_runs("map", THIRD) else 1 for p in range(3)}
+        assert cluster.alive_hosts() == [FIRST, SECOND]
 
 
 # ---- disks -------------------------------------------------------------------------------------------------

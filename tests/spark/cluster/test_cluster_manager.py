@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import ssl
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 from cluster import Cluster
-from cluster_driver import files_below
+from cluster_driver import files_below, lost_host
 from engine import eventually
 from fault_stages import attempts, map_outputs_made, map_runs, paused
 from served_session import ON_EXECUTORS, Session
@@ -219,22 +218,15 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(
 ) -> None:
     """Everything that runs on it is killed, and its disk is wiped."""
     written = hold(session, cluster, job, **arguments)
-    for host in gone:
-        while left := cluster.pids(host):
-            for pid in left:
-                with suppress(ProcessLookupError):  # it has ended with another one
-                    os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(cluster.local_directory(host))
-        for meeting in meetings(session, f"*{host}*"):
-            shutil.rmtree(meeting)
-    try:
+    with ExitStack() as lost:
+        for host in gone:
+            lost.enter_context(lost_host(cluster, host))
+            for meeting in meetings(session, f"*{host}*"):
+                shutil.rmtree(meeting)
         found = session.run("read_held", name="held").value
         lost = sum(len(written[host]) for host in gone)
         assert (found["right"], map_outputs_made(found)) == (True, lost)
         assert attempts(found) <= 2  # one, if Spark has noticed by then that the worker is gone
-    finally:
-        for host in gone:
-            cluster.restart_worker(host)
 
 
 def test_services_killed_while_they_are_read_from(session: Session, cluster: Cluster) -> None:

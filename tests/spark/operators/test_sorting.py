@@ -45,10 +45,6 @@ WAYS = {  # what a column is asked for, and what that means
     "desc": (True, True),
 }
 SMALL = {"spark.sortshuffle.memory": "1m", "spark.sortshuffle.read.memory": "1m"}
-INTERPRETED = {  # compiling code for so many orders would take longer than putting the rows in order
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
 LARGE_ROWS = 60_000
 
 
@@ -81,8 +77,7 @@ def test_every_type_has_sparks_order_in_every_direction(spark: SparkSession) -> 
     table = every_type(seed=22, rows=90)
     orders = [(name, way) for name in GROUP_KEYS for way in WAYS]
     numbers = [sf.dense_rank().over(Window.orderBy(directed(name, way))) for name, way in orders]
-    with confs(spark, INTERPRETED):
-        numbered = data_frame(spark, table).coalesce(1).select("id", *numbers).toArrow().sort_by("id")
+    numbered = data_frame(spark, table).coalesce(1).select("id", *numbers).toArrow().sort_by("id")
     (batch,) = table.combine_chunks().to_batches()
     for (name, way), expected in zip(orders, numbered.columns[1:], strict=True):
         ranks = RowOrder([SortKey(table.schema.get_field_index(name), *WAYS[way])]).ranks(batch)

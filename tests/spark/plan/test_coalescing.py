@@ -131,7 +131,7 @@ def test_the_rows_are_sparks(
     cases = (grouped, aggregated, joined, cogrouped, in_several_exchanges, sorted_groups, distinct, placed)
     text = sf.to_json(sf.struct("*"), {"ignoreNullFields": "false"})
     plain = [make(numbers).select(sf.lit(make.__name__), text) for make in cases]
-    with confs(spark, {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false"}):
+    with confs(spark, {"spark.sql.shuffle.partitions": "2"}):
         expected = Counter(map(tuple, functools.reduce(DataFrame.union, plain).collect()))
     assert len({name for name, _ in expected}) == len(cases)
     found: list[tuple[str, str]] = []

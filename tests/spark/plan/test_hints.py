@@ -138,10 +138,7 @@ def test_what_is_placed_and_sorted_is_not_shuffled_and_sorted_again(
         assert placed[0].rdd.getNumPartitions() == 3
         # those that could go wrong; fewer where adaptive execution plans again as it runs
         names = RUN_ADAPTIVELY if adaptive == "true" else RUN
-        with confs(
-            spark, {"spark.sql.codegen.wholeStage": "false"}
-        ):  # to be compiled takes longer than to run
-            assert results(*by_k, names) == results(left, right, names)
+        assert results(*by_k, names) == results(left, right, names)
 
 
 @AQE

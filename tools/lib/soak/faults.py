@@ -85,12 +85,7 @@ class Faults:
     def _host(self, host: str) -> bool:
         """Everything that runs on it, but an administrator's service, and its disk. Then it comes back, with
         nothing in its temporary directory: nobody is left there who could have tidied it."""
-        spared = self._administrator.pids()
-        while left := set(self._cluster.pids(host)) - spared:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        self._cluster.kill_host(host, spared=self._administrator.pids())
         for path in self._cluster.local_directory(host).iterdir():
             shutil.rmtree(path, ignore_errors=True)
         for meeting in self._temporary.glob(f"sortshuffle-*/*-{host}-*"):
