@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 from java_options import SHORT_LIVED, submit_arguments
+from oracle import confs
 from pyspark.sql import SparkSession
 from spark_home import spark_home
 
@@ -73,9 +74,8 @@ def no_leaks() -> Iterator[None]:
 def spark() -> Iterator[SparkSession]:
     """A Spark session in this process with two worker slots.
 
-    Spark interprets its plans here, as it does itself where generated code is too long: to compile a few
-    rows' plans takes most of a test's time. Tests with sessions of their own, as those of the shuffle
-    manager and of the cluster, keep generated code.
+    It interprets its plans, with a setting that Spark's own tests have: to compile the plan of a few rows
+    takes longer than to run it. Tests of what generated code decides use ``generated_code``, too.
     """
     address_this_host("local[2]")
     session = (
@@ -95,6 +95,14 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def generated_code(spark: SparkSession) -> Iterator[None]:
+    """Spark runs a test's plans as it runs those of users, with code that it generates."""
+    settings = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    with confs(spark, settings):
+        yield
 
 
 LONGEST = ("cluster", "manager")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -153,16 +154,16 @@ def test_a_host_is_killed_though_a_process_ends_by_itself(directory: Path) -> No
         """One of its processes ends after it was found."""
 
         def pids(self, host: str | None = None, kind: str | None = None) -> list[int]:
-            found = [each.pid for each in (ending, spared) if each.returncode is None]
+            found = [each.pid for each in (ending, alive, spared) if each.poll() is None]
             ending.communicate()
             return found
 
-    with (
-        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as ending,
-        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as spared,
-    ):
+    with ExitStack() as opened:
+        ending, alive, spared = (
+            opened.enter_context(subprocess.Popen(["cat"], stdin=subprocess.PIPE)) for _ in range(3)
+        )
         Host(directory).kill_host(FIRST, spared=[spared.pid])
-        assert (ending.returncode, spared.poll()) == (0, None)
+        assert (ending.returncode, alive.poll(), spared.poll()) == (0, -signal.SIGKILL, None)
 
 
 @pytest.mark.parametrize("workers", [0, 101])

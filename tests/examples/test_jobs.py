@@ -75,6 +75,7 @@ def test_only_one_line_differs_from_plain_pyspark(name: str) -> None:
     assert len(lines) <= 80
 
 
+@pytest.mark.usefixtures("generated_code")
 @each_job
 def test_rows_are_those_of_plain_pyspark(job: ModuleType, spark: SparkSession, tmp_path: Path) -> None:
     found = result_of(job, sortshuffle.session(spark), str(tmp_path / "ours"))

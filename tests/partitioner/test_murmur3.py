@@ -25,6 +25,8 @@ from sortshuffle.partitioner import check_hashable, hash_columns
 from sortshuffle.partitioner.murmur3 import CHUNK_ROWS
 from sortshuffle.partitioner.rounds import FEW_ROWS
 
+pytestmark = pytest.mark.usefixtures("generated_code")
+
 ROWS = 400
 
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -37,7 +39,9 @@ def sparks_hashes(
     """Return what Spark's ``hash`` makes of each tuple of columns of ``table``, in the table's row order."""
     keys = list(keys)
     table = table.append_column("row", pa.array(range(table.num_rows), pa.int32()))
-    frame = spark.createDataFrame(table, schema=from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+    schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+    # its optimizer would interpret what is asked of a local table
+    frame = spark.createDataFrame(table, schema=schema).repartition(1)
     hashed = frame.select("row", *[sf.hash(*key).alias(f"h{i}") for i, key in enumerate(keys)]).toArrow()
     hashed = hashed.sort_by("row")
     return {key: hashed.column(f"h{i}").to_numpy() for i, key in enumerate(keys)}

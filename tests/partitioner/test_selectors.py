@@ -149,6 +149,7 @@ def test_hash_ids_are_sparks_pmod(spark: SparkSession, keys: pa.Table, subpartit
     np.testing.assert_array_equal(ids, expected.sort_by("row")["id"].to_numpy())
 
 
+@pytest.mark.usefixtures("generated_code")
 @pytest.mark.parametrize("names", [["number"], ["text", "pair"]])
 def test_rows_go_where_spark_repartitions_them(spark: SparkSession, keys: pa.Table, names: list[str]) -> None:
     placed = spark.createDataFrame(keys).repartition(13, *names).select("row", sf.spark_partition_id())

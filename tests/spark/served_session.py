@@ -30,6 +30,7 @@ ON_EXECUTORS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(map(str, PATHS))
 """What executors elsewhere need to run the jobs."""
 DUMP_ENDS = "JNI global refs"
 MARK = "SORTSHUFFLE_TEST_SESSION"
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 """In the environment of all processes of a session, with its directory."""
 
 SETTINGS = {
@@ -148,6 +149,11 @@ class Session(DriverProcess):
     def pids(self, word: str) -> list[int]:
         """Of the processes that have a word in their command line."""
         return [each.pid for each in self.processes() if _has_word(each, word)]
+
+    def executors(self, count: int) -> list[int]:
+        """Of so many, which take a moment to start. One that starts a process is two for a moment."""
+        eventually(lambda: len(self.pids(EXECUTOR)) == count, f"{count} executors")
+        return self.pids(EXECUTOR)
 
     def engine(self) -> int:
         """The process of the one engine, which takes a moment to start."""

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from oracle import confs
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -28,6 +27,8 @@ import sortshuffle
 from sortshuffle import ShuffleFrame
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know nothing of this module
+
+pytestmark = pytest.mark.usefixtures("generated_code")
 
 TABLES = ("lineitem", "orders", "customer", "supplier", "part", "partsupp", "nation")
 Tables = dict[str, Any]
@@ -51,14 +52,6 @@ def plain(spark: SparkSession, tpch: Path) -> Tables:
 @pytest.fixture(scope="module")
 def ours(spark: SparkSession, tpch: Path) -> Tables:
     return {name: sortshuffle.read(spark).parquet(str(tpch / f"{name}.parquet")) for name in TABLES}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def generated_code(spark: SparkSession) -> Iterator[None]:
-    """Spark runs these jobs as it runs a user's: with code that it generates."""
-    settings = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-    with confs(spark, settings):
-        yield
 
 
 # ---- steps that the jobs have in common: functions of batches --------------------------------------------

@@ -180,7 +180,8 @@ class SessionProcess:
             self._process.poll()
             time.sleep(0.05)
         for pid in left:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         if left:
             raise BenchError(f"{self.name}: {len(left)} processes did not end within {ENDING_SECONDS:g} s")

@@ -219,7 +219,8 @@ def lost_host(cluster: Cluster, host: str) -> Iterator[None]:
         shutil.rmtree(cluster.local_directory(host))
         yield
     finally:
-        cluster.restart_worker(host)
+        if not cluster.pids(host, "worker"):
+            cluster.restart_worker(host)
 
 
 def files_below(directory: Path) -> Iterator[Path]:

@@ -58,12 +58,14 @@ def results_of_doors(jobs: dict[str, Job], runs: dict[int, int]) -> None:
 @pytest.fixture(scope="module")
 def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     """An application whose shuffle files Spark's external shuffle service serves."""
-    settings = {**DYNAMIC, **cluster.start_shuffle_service().settings}
-    application = Application(cluster, tmp_path_factory.mktemp("served") / "log", settings)
     try:
-        yield application
+        settings = {**DYNAMIC, **cluster.start_shuffle_service().settings}
+        application = Application(cluster, tmp_path_factory.mktemp("served") / "log", settings)
+        try:
+            yield application
+        finally:
+            application.kill()
     finally:
-        application.kill()
         cluster.kill(MASTER_HOST, "shuffle-service")
         eventually(lambda: not cluster.pids(kind="shuffle-service"), "Spark's service to end")
 

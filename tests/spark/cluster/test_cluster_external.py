@@ -43,13 +43,20 @@ class Services:
         with socket.create_server((HOSTS[0], 0)) as free:
             self.port = free.getsockname()[1]
         self._processes = {host: self._started(cluster, host) for host in HOSTS}
-        self._pages: dict[str, str] = {}
-        for host, process in self._processes.items():
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.search(r"at (\S+); status: (\S+)", line)
-            assert found is not None and found[1] == f"{host}:{self.port}", line
-            self._pages[host] = found[2]
+        try:
+            self._pages = {host: self._page(host) for host in HOSTS}
+        except BaseException:
+            self.kill()
+            raise
+
+    def _page(self, host: str) -> str:
+        """Where its status is. It says so once it has started."""
+        stdout = self._processes[host].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        found = re.search(r"at (\S+); status: (\S+)", line)
+        assert found is not None and found[1] == f"{host}:{self.port}", line
+        return found[2]
 
     def _started(self, cluster: Cluster, host: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "sortshuffle.cli.main", "serve", str(self.directory), "--host", host]

@@ -237,10 +237,10 @@ def test_services_that_are_down_for_good(cluster: Cluster, application: Applicat
     settings = {"spark.sortshuffle.service.timeout": "1s"}
     job = application.start("exchange", tmp_path, settings, between=True)
     job.until_mapped()
-    for kind in ("supervisor", "service"):
-        for host in HOSTS:
-            assert len(cluster.signal(host, kind, signal.SIGSTOP)) == 1
     try:
+        for kind in ("supervisor", "service"):
+            for host in HOSTS:
+                assert len(cluster.signal(host, kind, signal.SIGSTOP)) == 1
         job.go("between")
         with pytest.raises(JobError, match=r"ServiceUnavailableError.*127\.0\.0\.\d:\d+"):
             job.result()

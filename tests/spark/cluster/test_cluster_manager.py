@@ -218,9 +218,9 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(
 ) -> None:
     """Everything that runs on it is killed, and its disk is wiped."""
     written = hold(session, cluster, job, **arguments)
-    with ExitStack() as lost:
+    with ExitStack() as hosts_lost:
         for host in gone:
-            lost.enter_context(lost_host(cluster, host))
+            hosts_lost.enter_context(lost_host(cluster, host))
             for meeting in meetings(session, f"*{host}*"):
                 shutil.rmtree(meeting)
         found = session.run("read_held", name="held").value

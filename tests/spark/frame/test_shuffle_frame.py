@@ -88,6 +88,7 @@ def same(batches: Batches) -> Batches:
 # --- placement ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("generated_code")
 @settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -107,6 +108,7 @@ def test_rows_of_every_type_come_through_into_the_partitions_that_spark_gives_th
     )
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_a_key_of_every_type_at_once_places_rows_as_in_spark(typed: DataFrame) -> None:
     # each column's hash is the seed of the next one's: a single type hashed otherwise moves the rows
     df = typed.select("id", *HASH_KEYS)

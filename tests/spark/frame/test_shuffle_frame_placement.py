@@ -254,6 +254,7 @@ def test_a_group_by_behind_ranges_or_ids_is_right(spark: SparkSession, numbers: 
         assert sorted(map(tuple, counted.collect())) == expected
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_rows_placed_in_two_ways_come_from_one_pass(spark: SparkSession, typed: DataFrame) -> None:
     frame = sortshuffle.frame(typed.select("id", "lo", "i"))
     plain = typed.select("id", "lo", "i")

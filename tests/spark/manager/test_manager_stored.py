@@ -13,12 +13,11 @@ from typing import Any
 import psutil
 import pytest
 from both_sides import CONTROL
-from engine import eventually
+from engine import eventually, kill
 from fault_stages import attempts, map_runs, paused
-from served_session import GONE, ON_EXECUTORS, Session
+from served_session import EXECUTOR, GONE, ON_EXECUTORS, Session
 from stores import Store, s3_fixture, store_of  # noqa: F401
 
-EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 PATIENCE = 90.0  # seconds until something must have happened
 MAPS = 6
 
@@ -70,10 +69,9 @@ def test_executors_killed_between_the_stages_cost_nothing(cluster: Session, moun
     outputs = hold(cluster, mounted, "hold_rows")
     assert len(outputs) == MAPS
     assert local_files(cluster) == []
-    victims = cluster.pids(EXECUTOR)
-    assert len(victims) == 2
+    victims = cluster.executors(2)
     for victim in victims:
-        os.kill(victim, signal.SIGKILL)
+        kill(victim)
     eventually(lambda: not any(psutil.pid_exists(victim) for victim in victims), "the executors are gone")
     found = cluster.run("read_held", name="held").value
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)

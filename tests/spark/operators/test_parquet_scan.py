@@ -109,6 +109,7 @@ def two(spark: SparkSession, tmp_path: Path) -> DataFrame:
 # --- the same rows as Spark ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_every_type(spark: SparkSession, tmp_path: Path) -> None:
     pq.write_table(every_type(seed=7, rows=500).drop(["iv", "no"]), tmp_path / "f.parquet", row_group_size=99)
 

@@ -105,6 +105,7 @@ def together(frames: Iterable[Any]) -> list[str]:
     return rows_in_order(functools.reduce(DataFrame.union, marked))
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_a_sort_is_a_total_order_over_the_partitions(typed: DataFrame) -> None:
     orders = [[*(directed(*key) for key in keys), sf.col("id").desc()] for keys in MIXED]
     ours = [sortshuffle.frame(typed).sort(*columns) for columns in orders]

@@ -161,6 +161,7 @@ def test_of_a_frame_and_plain_rows_only_the_plain_rows_are_shuffled(
         assert rows(ours.join(other, "k")) == rows(left.join(right, "k"))
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_keys_of_every_type_meet_those_that_spark_places(spark: SparkSession) -> None:
     """For each type our rows join rows that Spark shuffles, by one shuffle. Floats are normalised before, as
     in Spark alone, so there our side is shuffled, too."""

@@ -28,7 +28,8 @@ class Administrator:
     def start(self, hosts: tuple[str, ...]) -> None:
         self.directory.mkdir(exist_ok=True)
         for host in hosts:
-            if host not in self._running:
+            service = self._running.get(host)
+            if service is None or service.poll() is not None:
                 self._start(host)
 
     def kill(self, host: str) -> bool:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from cluster import Cluster
@@ -71,8 +71,9 @@ class Faults:
         now = time.monotonic()
         due = [each for each in self.ends if every or each[0] <= now]
         self.ends = [each for each in self.ends if each not in due]
-        for _, undo in due:
-            undo()
+        with ExitStack() as undone:  # all of them, also if one fails
+            for _, undo in due:
+                undone.callback(undo)
 
     # ---- processes ---------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from soak.checks import (
     unattended,
     until_nothing_is_left,
 )
-from soak.faults import HOST_DISK, SMALL_DISK, Faults, map_outputs, mount_disk
+from soak.faults import HOST_DISK, SMALL_DISK, Faults, map_outputs, mount_disk, signal_if_there
 from soak.report import Tally, why
 from soak.work import works
 
@@ -123,11 +123,11 @@ class Soak:
             while time.monotonic() < started + seconds:
                 what = plan.application(self._seed, number)
                 try:
+                    self._repair()
                     self._application(what, started + seconds)
                 except Exception:  # of the soak itself: it goes on, and says so
                     self.tally.unexpected += 1
                     self._problem(what, traceback.format_exc(), self._logs / f"driver-{number}.log")
-                self._repair()
                 number += 1
         finally:
             if self._plain is not None:
@@ -510,7 +510,7 @@ class Soak:
             if "java" in command.split(" ")[0]:
                 keep_java_stacks(pid, kept / f"{pid}.jstack")
             elif pid != os.getpid() and catches(pid, signal.SIGUSR2):
-                os.kill(pid, signal.SIGUSR2)
+                signal_if_there(pid, signal.SIGUSR2)
         time.sleep(1.0)  # they write
 
 
