@@ -18,7 +18,7 @@ from pyspark.sql import types as st
 
 from sortshuffle.spark.manager.jar_methods import jar_method
 from sortshuffle.spark.parquet.finding import FoundParquetFile
-from sortshuffle.spark.parquet.listing import parent_of
+from sortshuffle.spark.parquet.paths import parent_of
 from sortshuffle.spark.schema import schema_of_json
 
 _CLASS = "FileRelations"

@@ -1,5 +1,6 @@
 """Scans Parquet files in Python, finding and interpreting them as Spark's own reader does.
 
+    paths           how paths are spelled
     settings        the options of a reader and the settings of its session
     file_systems    the file system of the paths, in a form that travels to the workers
     listing         what a directory holds, links followed

@@ -7,7 +7,6 @@ nor the user and password that a URL may carry.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +15,10 @@ import fsspec
 import pyarrow.fs
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.parquet.listing import normal
+from sortshuffle.spark.parquet.paths import normal, redact
 
 _LOCAL = ("file", "local")
 _CACHES = ("blockcache", "cached", "filecache", "simplecache")
-_USER_INFO = re.compile(r"(?<=://)[^/@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,6 @@ class FileSystem:
         if self.is_local:
             return pyarrow.fs.LocalFileSystem()
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.fsspec))
-
-
-def redact(path: str) -> str:
-    """Return a path or URL as messages and plans show it: without user and password."""
-    return _USER_INFO.sub("", path)
 
 
 def _check_unchained(path: str) -> None:

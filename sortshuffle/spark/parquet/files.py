@@ -17,13 +17,13 @@ from pyspark.sql import types as st
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_schema import file_fields, nullable, spark_schema
-from sortshuffle.spark.parquet.file_systems import FileSystem, redact
+from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.finding import FoundFiles, FoundParquetFile, find_files, schema_files
 from sortshuffle.spark.parquet.footers import Pruning
-from sortshuffle.spark.parquet.listing import parent_of
 from sortshuffle.spark.parquet.merging import check_names, merge_schemas, with_partitions, without_columns
 from sortshuffle.spark.parquet.packing import FileState, Packing, Piece, pack
 from sortshuffle.spark.parquet.partitions import Partitioning, find_partitioning
+from sortshuffle.spark.parquet.paths import parent_of, redact
 from sortshuffle.spark.parquet.scanning import ParquetScan, ScanSource, open_parquet
 from sortshuffle.spark.parquet.settings import ReadSettings
 

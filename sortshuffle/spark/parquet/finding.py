@@ -17,11 +17,13 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.parquet.file_systems import FileSystem, redact
+from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.globs import is_pattern, matching, name_matches
-from sortshuffle.spark.parquet.listing import entries, entry_at, name_of, parent_of, size_of
+from sortshuffle.spark.parquet.listing import entries, entry_at, size_of
+from sortshuffle.spark.parquet.paths import below, name_of, parent_of, redact
 
 _SUMMARIES = ("_common_metadata", "_metadata")
 MOST_LINKS = 8  # on the way to a file
@@ -74,6 +76,7 @@ def find_files(filesystem: FileSystem, paths: Sequence[str], name_glob: str | No
 
     Raises `UsageError` for a path that does not exist, or a pattern without a match.
     """
+    filesystem.fsspec.invalidate_cache()  # others may have written since this process last looked
     roots = tuple(root for given in paths for root in _roots(filesystem, given))
     listed = {file.path: file for root in dict.fromkeys(roots) for file in _listing(filesystem.fsspec, root)}
     kept = {
@@ -120,6 +123,8 @@ def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
 def _can_search(filesystem: Any) -> bool:
     """Return whether the file system itself finds all files below a directory, as object stores do. fsspec's
     own `find` lists one directory after another; it follows no links, and skips what it cannot list."""
+    if isinstance(filesystem, DirFileSystem):  # it asks the file system that it wraps
+        return _can_search(filesystem.fs)
     kind = type(filesystem)
     searches = kind.find is not AbstractFileSystem.find
     return searches or getattr(kind, "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
@@ -128,9 +133,10 @@ def _can_search(filesystem: Any) -> bool:
 def _found(filesystem: Any, directory: str) -> Iterator[FoundParquetFile]:
     """Yield the files below a directory, in as few requests as the file system can."""
     for path, info in filesystem.find(directory, detail=True).items():
-        parts = str(path).removeprefix(directory).strip("/").split("/")
-        if not any(map(_is_hidden, parts)):
-            yield FoundParquetFile(str(path), size_of(filesystem, str(path), info))
+        names = below(path, directory)  # some file systems also find what only begins with the path
+        is_marker = path.endswith("/")  # an empty object that stands for a directory
+        if names and not is_marker and not any(map(_is_hidden, names)):
+            yield FoundParquetFile(path, size_of(filesystem, path, info))
 
 
 def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[FoundParquetFile]:
@@ -139,7 +145,7 @@ def _walk(filesystem: Any, directory: str, links: int = 0) -> Iterator[FoundParq
     lead in a circle, in which Spark goes round until the system stops it."""
     if links > MOST_LINKS:
         raise UsageError(
-            f"links to directories lead in a circle, or more than {MOST_LINKS} lead to {directory}"
+            f"links to directories lead in a circle, or more than {MOST_LINKS} lead to {redact(directory)}"
         )
     listed = filesystem.ls(directory, detail=True)
     for entry in entries(filesystem, directory, listed, lambda name: not _is_hidden(name)):

@@ -17,8 +17,8 @@ from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_schema import file_fields
 from sortshuffle.spark.parquet.finding import FoundParquetFile
 from sortshuffle.spark.parquet.fitting import Fit
-from sortshuffle.spark.parquet.listing import parent_of
 from sortshuffle.spark.parquet.packing import FileState
+from sortshuffle.spark.parquet.paths import parent_of
 from sortshuffle.spark.parquet.pruning import can_match, kept_row_groups, known_values, uses
 from sortshuffle.spark.parquet.scanning import ScanSource, readable
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.parquet.listing import Entry, entries, normal
+from sortshuffle.spark.parquet.listing import Entry, entries
+from sortshuffle.spark.parquet.paths import normal, redact
 
 _SIGNS = frozenset("{}[]*?\\")
 
@@ -35,17 +36,17 @@ def name_matches(pattern: str, name: str) -> bool:
 
 
 def alternatives(pattern: str) -> list[str]:
-    """Return the patterns that a pattern's braces stand for. Raises `UsageError` if a brace is not closed."""
-    start = _position_of("{", pattern)
+    """Return the patterns that a pattern stands for, in none of which a brace holds a ``/``. Braces without
+    one are choices within a name, so they stay: ``a/{,b}`` is not ``a/``.
+
+    Raises `UsageError` if a brace that holds a ``/`` is not closed.
+    """
+    start = _brace_across_levels(pattern)
     if start is None:
         return [pattern]
     depth, begin, choices = 0, start + 1, []
-    position = start
-    while position < len(pattern):
-        sign = pattern[position]
-        if sign == "\\":
-            position += 1
-        elif sign == "{":
+    for position, sign in _signs(pattern, start):
+        if sign == "{":
             depth += 1
         elif sign == "," and depth == 1:
             choices.append(pattern[begin:position])
@@ -56,25 +57,42 @@ def alternatives(pattern: str) -> list[str]:
                 choices.append(pattern[begin:position])
                 head, tail = pattern[:start], pattern[position + 1 :]
                 return [whole for choice in choices for whole in alternatives(head + choice + tail)]
-        position += 1
-    raise UsageError(
-        f"the brace in the pattern {pattern} is not closed: put a backslash before a literal one"
-    )
+    raise _unclosed(pattern)
 
 
-def _position_of(sign: str, pattern: str) -> int | None:
-    position = 0
-    while position < len(pattern):
-        if pattern[position] == "\\":
-            position += 1
-        elif pattern[position] == sign:
-            return position
-        position += 1
+def _brace_across_levels(pattern: str) -> int | None:
+    """Return the position of the first outer brace that holds a ``/``."""
+    depth, outer = 0, 0
+    for position, sign in _signs(pattern):
+        if sign == "{":
+            outer = outer if depth else position
+            depth += 1
+        elif sign == "}" and depth:
+            depth -= 1
+        elif sign == "/" and depth:
+            return outer
     return None
 
 
+def _signs(pattern: str, start: int = 0) -> Iterator[tuple[int, str]]:
+    """Yield the characters that no backslash makes literal, with their positions."""
+    position = start
+    while position < len(pattern):
+        if pattern[position] == "\\":
+            position += 1
+        else:
+            yield position, pattern[position]
+        position += 1
+
+
+def _unclosed(pattern: str) -> UsageError:
+    return UsageError(
+        f"the brace in the pattern {redact(pattern)} is not closed: put a backslash before a literal one"
+    )
+
+
 def _matching(filesystem: Any, pattern: str) -> Iterator[str]:
-    """Yield the existing paths that match a pattern without braces, searched one path level after another."""
+    """Yield the existing paths that match one of the `alternatives`, searched level after level."""
     parts = pattern.split("/")
     plain = 0
     while plain < len(parts) and not is_pattern(parts[plain]):
@@ -102,8 +120,9 @@ def _entries(filesystem: Any, directory: str, is_wanted: Callable[[str], object]
 
 
 def _expression(part: str, whole: str) -> re.Pattern[str]:
-    """Translate one level of a pattern without braces. ``whole``: the pattern, for errors."""
+    """Translate one level of a pattern. ``whole``: the pattern, for errors."""
     pieces = []
+    depth = 0  # of braces
     position = 0
     while position < len(part):
         sign = part[position]
@@ -117,9 +136,19 @@ def _expression(part: str, whole: str) -> re.Pattern[str]:
         elif sign == "[":
             characters, position = _character_class(part, position, whole)
             pieces.append(characters)
+        elif sign == "{":
+            depth += 1
+            pieces.append("(?:")
+        elif sign == "," and depth:
+            pieces.append("|")
+        elif sign == "}" and depth:
+            depth -= 1
+            pieces.append(")")
         else:
             pieces.append(re.escape(sign))
         position += 1
+    if depth:
+        raise _unclosed(whole)
     return re.compile("".join(pieces), re.DOTALL)
 
 
@@ -137,9 +166,9 @@ def _character_class(part: str, start: int, whole: str) -> tuple[str, int]:
             body += part[position] if part[position] == "-" else re.escape(part[position])
         position += 1
     if position == len(part) or not body:
-        raise UsageError(f"the bracket in the pattern {whole} is not closed or empty")
+        raise UsageError(f"the bracket in the pattern {redact(whole)} is not closed or empty")
     try:
         re.compile(f"[{body}]")
     except re.error as error:
-        raise UsageError(f"the brackets in the pattern {whole} mean nothing: {error}") from error
+        raise UsageError(f"the brackets in the pattern {redact(whole)} mean nothing: {error}") from error
     return f"[{'^' if negated else ''}{body}]", position

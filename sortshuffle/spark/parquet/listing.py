@@ -1,4 +1,4 @@
-"""What a directory of a file system holds, and how its paths are spelled.
+"""What a directory of a file system holds.
 
 File systems of fsspec list links in different ways: as of type ``link`` or ``other``, or with a mark
 ``islink``. A link counts here as what it leads to. As in Spark, a link that leads nowhere is left out.
@@ -8,14 +8,16 @@ Whatever else cannot be looked at is an error, so that no file is missing silent
 from __future__ import annotations
 
 import errno
-import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sortshuffle.errors import UnsupportedError
+from sortshuffle.spark.parquet.paths import name_of, redact
 
 _PLAIN_TYPES = ("file", "directory")
+_LEADS_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of links that lead to themselves, and to names that no file can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def entries(
 
 
 def entry_at(filesystem: Any, path: str, is_link: bool = False) -> Entry:
-    """Look at an existing path; if it is a link, at what it leads to. ``is_link``: what to say of it."""
+    """Look at an existing path; if it is a link, at what it leads to. ``is_link``: of the entry returned."""
     if filesystem.isdir(path):
         return Entry(path, 0, True, is_link)
     info = filesystem.info(path)
@@ -65,26 +67,10 @@ def size_of(filesystem: Any, path: str, info: Mapping[str, Any]) -> int:
         size = filesystem.info(path)["size"]
     if size is None:
         raise UnsupportedError(
-            f"the size of {path} cannot be found out. Copy it to another file system, and read it there"
+            f"the size of {redact(path)} cannot be found out. Copy it to another file system, and read it"
+            " there"
         )
     return int(size)
-
-
-def name_of(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
-
-
-def parent_of(path: str) -> str:
-    return path.rsplit("/", 1)[0] or "/"
-
-
-def normal(path: str) -> str:
-    """Return a path as Spark spells it: ``a//b``, ``a/./b`` and ``a/c/../b`` are ``a/b``, even if ``c`` is a
-    link. There is no slash at the end. A URL, as http's paths are, stays as it is."""
-    if "://" in path or not path:
-        return path.rstrip("/") or "/"
-    normalized = posixpath.normpath(path)
-    return normalized[1:] if normalized.startswith("//") else normalized
 
 
 def _entry(filesystem: Any, path: str, info: Mapping[str, Any]) -> Entry | None:
@@ -96,10 +82,11 @@ def _entry(filesystem: Any, path: str, info: Mapping[str, Any]) -> Entry | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        if error.errno == errno.ELOOP:  # a link that leads to itself
+        if error.errno in _LEADS_NOWHERE:
             return None
         raise
 
 
 def _lists_others(filesystem: Any, path: str) -> bool:
+    """Return whether a listing of a path has more than the path itself, so that it is a directory."""
     return [str(each).strip("/") for each in filesystem.ls(path, detail=False)] != [path.strip("/")]

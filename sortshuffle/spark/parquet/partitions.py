@@ -20,10 +20,9 @@ from typing import Any
 from pyspark.sql import types as st
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.parquet.file_systems import redact
-from sortshuffle.spark.parquet.listing import parent_of
 from sortshuffle.spark.parquet.merging import fold_case
 from sortshuffle.spark.parquet.partition_values import NULL, infer_type, unescape, value_reader, with_cache
+from sortshuffle.spark.parquet.paths import parent_of, redact
 from sortshuffle.spark.parquet.settings import ReadSettings
 
 

@@ -27,9 +27,10 @@ from sortshuffle.errors import UsageError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.parquet.file_schema import file_fields
-from sortshuffle.spark.parquet.file_systems import FileSystem, redact
+from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting, reads_int96
 from sortshuffle.spark.parquet.packing import FileState, Piece
+from sortshuffle.spark.parquet.paths import redact
 from sortshuffle.spark.parquet.settings import FileRules
 from sortshuffle.writing.clustering import is_fixed_width
 

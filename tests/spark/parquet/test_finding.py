@@ -6,21 +6,28 @@ import os
 from pathlib import Path
 from typing import Any
 
+import boto3
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from parquet_cases import files_of_spark, found, ours, plain, write
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql import types as st
+from s3_server import BUCKET, S3Server
+from stores import s3_fixture  # noqa: F401
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.finding import FoundParquetFile, find_files, schema_files
 from sortshuffle.spark.parquet.globs import alternatives, name_matches
+from sortshuffle.spark.parquet.listing import size_of
+from sortshuffle.spark.parquet.settings import ReadSettings
 
 NAMES = [
     "one/a.parquet",
@@ -72,6 +79,17 @@ PATTERNS = [
     "*/_*",
     "*/.*",
     "one/*/",
+    "{,one}",
+    "one/{,deep}",
+    "one/{.,deep}",
+    "one/{..,deep}",
+    "one/{deep,}/",
+    "one/{deep,{,b}}",
+    "one{,/deep}",
+    "one/{deep/er,}",
+    "one/{deep/er,.}",
+    "one/{,deep}/x*",
+    "{one/deep,two}/{x,k}.*",
 ]
 
 
@@ -150,7 +168,8 @@ def test_patterns_that_mean_nothing_are_refused(spark: SparkSession, tree: Path,
 
 
 def test_braces_are_choices() -> None:
-    assert alternatives("a{b,{c,d}e,}f") == ["abf", "acef", "adef", "af"]
+    assert alternatives("{x,a{b,{c,d}/e,}f}") == ["x", "abf", "a{c,d}/ef", "af"]
+    assert alternatives("a{b,{c,d}e,}f/{x,y}") == ["a{b,{c,d}e,}f/{x,y}"]
     assert alternatives(r"a\{b,c\}") == [r"a\{b,c\}"]
     assert alternatives("plain") == ["plain"]
 
@@ -272,6 +291,15 @@ def test_a_size_that_is_not_listed_is_asked_for(tmp_path: Path) -> None:
         ParquetFiles.find([f"unlisted://{tmp_path}"])
 
 
+def test_an_unknown_size_is_said_without_the_password() -> None:
+    class Nameless(AbstractFileSystem):  # type: ignore[misc]
+        def info(self, path: str, **options: Any) -> dict[str, Any]:
+            return {"name": path, "type": "file", "size": None}
+
+    with pytest.raises(UnsupportedError, match="the size of http://host/f cannot be found out"):
+        size_of(Nameless(), "http://me:word@host/f", {"size": None})
+
+
 def test_links_to_nothing_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "p=1" / "f.parquet", {"a": [1]})
     (tmp_path / "p=x").mkdir()
@@ -333,6 +361,59 @@ def test_object_stores_list_all_files_at_once() -> None:
     assert list(find_files(FileSystem("store", Store()), ["b/t"]).files) == [
         f"b/t/p={day}/f" for day in range(3)
     ]
+
+
+def put(name: str, data: bytes = b"") -> None:
+    """Write an object as another process would: fsspec knows nothing of it."""
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=name, Body=data)
+
+
+def test_objects_that_others_have_written_since_are_found(s3: S3Server, tmp_path: Path) -> None:
+    write(tmp_path / "f.parquet", {"a": [1]})
+    data = (tmp_path / "f.parquet").read_bytes()
+    schema = st.StructType().add("a", "long")
+
+    def names(path: str) -> list[str]:
+        return [file.name for file in ParquetFiles.find([f"s3://{BUCKET}/{path}"], declared=schema).files]
+
+    put("t/a.parquet")  # it holds nothing yet
+    assert [names(path) for path in ("t", "t/*", "t/a.parquet")] == [[], [], []]
+    put("t/a.parquet", data)
+    put("t/b.parquet", data)
+    both = ["a.parquet", "b.parquet"]
+    assert [names(path) for path in ("t", "t/*", "t/a.parquet")] == [both, both, ["a.parquet"]]
+
+
+def test_an_empty_object_that_stands_for_a_directory_is_no_file(s3: S3Server, tmp_path: Path) -> None:
+    write(tmp_path / "f.parquet", {"a": [1]})
+    put("m/y=1/f.parquet", (tmp_path / "f.parquet").read_bytes())
+    for marker in ("m/", "m/y=1/", "m/y=x/"):
+        put(marker)
+    for path in ("m", "m/*"):
+        found = ParquetFiles.find([f"s3://{BUCKET}/{path}"])
+        assert [file.path for file in found.files] == [f"{BUCKET}/m/y=1/f.parquet"], path
+    assert ParquetFiles.find([f"s3://{BUCKET}/m"]).schema["y"].dataType == st.IntegerType()
+
+
+def test_links_below_a_directory_as_a_file_system(tmp_path: Path) -> None:
+    write(tmp_path / "t" / "p=1" / "f.parquet", {"a": [1]})
+    write(tmp_path / "elsewhere" / "g.parquet", {"a": [2]})
+    (tmp_path / "t" / "p=2").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    settings = ReadSettings(storage={"path": str(tmp_path), "target_protocol": "file"})
+    files = ParquetFiles.find(["dir://t"], settings).files
+    assert [file.path for file in files] == ["t/p=1/f.parquet", "t/p=2/g.parquet"]
+
+
+def test_files_at_the_root_of_a_file_system_whose_paths_begin_with_no_slash(tmp_path: Path) -> None:
+    write(tmp_path / "h.parquet", {"a": [3]})
+    settings = ReadSettings(storage={"path": str(tmp_path), "target_protocol": "file"})
+    assert [file.path for file in ParquetFiles.find(["dir://"], settings).files] == ["h.parquet"]
+
+
+def test_what_only_begins_with_the_path_is_not_below_it() -> None:
+    named = {name: ["memory://x", 0, 1] for name in ("t/f.parquet", "t2/f.parquet")}
+    filesystem = FileSystem("reference", fsspec.filesystem("reference", fo=named))
+    assert list(find_files(filesystem, ["t"]).files) == ["t/f.parquet"]
 
 
 def test_a_directory_that_cannot_be_listed_is_an_error(

@@ -14,8 +14,9 @@ from parquet_cases import ONE_SPLIT, write
 from pyspark.sql import SparkSession
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.parquet.file_systems import FileSystem, redact
+from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.files import ParquetFiles
+from sortshuffle.spark.parquet.paths import redact
 from sortshuffle.spark.parquet.settings import LeafRules, ReadSettings, check_listing
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.session.requirements import setting_of
