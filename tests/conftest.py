@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 from java_options import SHORT_LIVED, submit_arguments
-from oracle import confs
 from pyspark.sql import SparkSession
 from spark_home import spark_home
 
@@ -100,6 +99,8 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def generated_code(spark: SparkSession) -> Iterator[None]:
     """Spark runs a test's plans as it runs those of users, with code that it generates."""
+    from oracle import confs  # here, because a test loads this file where only tests/ is on the path
+
     settings = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
     with confs(spark, settings):
         yield

@@ -43,7 +43,7 @@ DECORATION = ("#", "@")  # how lines begin that are no code of the user's
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``memory``: bytes for all processes together, with their page cache. ``directory``: for temporary
-    files. ``case``: what is to be run."""
+    files. ``case``: the function that is run, one for all exchanges."""
 
     cores: int
     memory: int
