@@ -33,9 +33,9 @@ from turn import Limits, take_part
 OBJECTS = 0.3  # of the limit
 TASKS = 0.5  # of the limit; the rest is for Ray's own processes and the page cache
 # Bytes that a map task of a shuffle takes. With Ray's default of 1 GiB a task asks for more memory than all
-# tasks have where the limit is 2.25 GiB, and waits for ever; with 64 MiB the exchange of 100 M rows takes
-# 148 s there. With 10 M rows it took 11.9 and 16.1 s instead of 13.5 and 15.5, with 256 MiB 14.2 and 12.3;
-# with 1000 files 54.8 s instead of 50.8 (32ca2b9)
+# tasks have where the limit is 2.25 GiB, and waits for ever. With 64 MiB the exchange of 100 M rows took
+# 148 s there in two turns, and lost processes in a third. With 10 M rows it took 11.9 and 16.1 s instead of
+# 13.5 and 15.5, with 256 MiB 14.2 and 12.3; with 1000 files 54.8 s instead of 50.8 (32ca2b9)
 INPUT = 64 << 20
 QUICKER_WITHOUT_RESERVATION = ("exchange", "groups")
 PARTITIONS = 64  # of joins, whose number Ray asks for, and of groups, as many
