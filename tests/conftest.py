@@ -73,7 +73,7 @@ def no_leaks() -> Iterator[None]:
 def spark() -> Iterator[SparkSession]:
     """A Spark session in this process with two worker slots.
 
-    It interprets its plans, with a setting that Spark's own tests have: to compile the plan of a few rows
+    It interprets its plans, with settings that Spark's own tests have: to compile the plan of a few rows
     takes longer than to run it. Tests of what generated code decides use ``generated_code``, too.
     """
     address_this_host("local[2]")
@@ -99,10 +99,9 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def generated_code(spark: SparkSession) -> Iterator[None]:
     """Spark runs a test's plans as it runs those of users, with code that it generates."""
-    from oracle import confs  # here, because a test loads this file where only tests/ is on the path
+    from oracle import confs  # here, because tests/memory/test_leaks.py loads this file without tests/spark
 
-    settings = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-    with confs(spark, settings):
+    with confs(spark, {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}):
         yield
 
 

@@ -150,7 +150,7 @@ def test_down_after_an_up_that_was_killed(directory: Path) -> None:
 
 
 def test_a_host_is_killed_though_a_process_ends_by_itself(directory: Path) -> None:
-    class Host(Cluster):
+    class WithOneEnding(Cluster):
         """One of its processes ends after it was found."""
 
         def pids(self, host: str | None = None, kind: str | None = None) -> list[int]:
@@ -162,7 +162,7 @@ def test_a_host_is_killed_though_a_process_ends_by_itself(directory: Path) -> No
         ending, alive, spared = (
             opened.enter_context(subprocess.Popen(["cat"], stdin=subprocess.PIPE)) for _ in range(3)
         )
-        Host(directory).kill_host(FIRST, spared=[spared.pid])
+        WithOneEnding(directory).kill_host(FIRST, spared=[spared.pid])
         assert (ending.returncode, alive.poll(), spared.poll()) == (0, -signal.SIGKILL, None)
 
 

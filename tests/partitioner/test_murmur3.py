@@ -25,8 +25,6 @@ from sortshuffle.partitioner import check_hashable, hash_columns
 from sortshuffle.partitioner.murmur3 import CHUNK_ROWS
 from sortshuffle.partitioner.rounds import FEW_ROWS
 
-pytestmark = pytest.mark.usefixtures("generated_code")
-
 ROWS = 400
 
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -40,7 +38,7 @@ def sparks_hashes(
     keys = list(keys)
     table = table.append_column("row", pa.array(range(table.num_rows), pa.int32()))
     schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
-    # its optimizer would interpret what is asked of a local table
+    # Spark's optimizer evaluates projections of a local table, interpreted; not those behind a shuffle
     frame = spark.createDataFrame(table, schema=schema).repartition(1)
     hashed = frame.select("row", *[sf.hash(*key).alias(f"h{i}") for i, key in enumerate(keys)]).toArrow()
     hashed = hashed.sort_by("row")
@@ -180,12 +178,14 @@ def tables(draw: st.DrawFn) -> pa.Table:
     return pa.table(arrays)
 
 
+@pytest.mark.usefixtures("generated_code")
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), phases=UNSHRUNK)
 @given(table=tables())
 def test_every_type_hashes_as_in_spark(spark: SparkSession, table: pa.Table) -> None:
     assert_hashes_as_spark(spark, table, *SEVERAL_KEYS)
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_time_hashes_as_in_spark(spark: SparkSession) -> None:
     micros = [0, 1, 45_296_123_456, 86_399_999_999, None]
     nanos = [None if at is None else at * 1000 for at in micros]
@@ -243,6 +243,7 @@ def test_values_hidden_under_nulls_do_not_count() -> None:
     assert hash_columns([struct], 3)[1] == 42
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_every_nan_is_one_nan_and_zero_has_no_sign(spark: SparkSession) -> None:
     doubles = np.array([0x7FF8 << 48, 0xFFF8 << 48, 0x7FF0_0000_0000_0001, 0x7FF8_0000_DEAD_BEEF], np.uint64)
     floats = np.array([0x7FC0_0000, 0xFFC0_0000, 0x7F80_0001, 0x7FC0_BEEF], np.uint32)
@@ -286,6 +287,7 @@ def random_binary(lengths: Iterable[int], rng: np.random.Generator) -> pa.Array:
     return pa.array([rng.bytes(length) for length in lengths], pa.binary())
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_every_length_hashes_as_in_spark(spark: SparkSession) -> None:
     """Equal lengths take another path than unequal ones, and few rows another than many."""
     rng = np.random.default_rng(1)
@@ -334,6 +336,7 @@ def test_one_huge_value_costs_memory_for_itself_alone() -> None:
     assert hashes[-1] == hash_columns([values.slice(rows - 1)], 1)[0]
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_long_lists_among_short_ones_hash_as_in_spark(spark: SparkSession) -> None:
     rng = np.random.default_rng(3)
     lengths = np.where(rng.random(ROWS) < 0.05, 150, rng.integers(0, 4, ROWS))
@@ -358,6 +361,7 @@ def long_table() -> pa.Table:
     )
 
 
+@pytest.mark.usefixtures("generated_code")
 def test_chunks_do_not_show(spark: SparkSession, long_table: pa.Table) -> None:
     key = ("number", "text", "list")
     expected = sparks_hashes(spark, long_table, [key])[key]

@@ -139,10 +139,11 @@ def keys() -> pa.Table:
     )
 
 
+@pytest.mark.usefixtures("generated_code")
 @pytest.mark.parametrize("subpartitions", [1, 2, 7, 64, 200, 1000, 100_003, 2**31 - 1])
 def test_hash_ids_are_sparks_pmod(spark: SparkSession, keys: pa.Table, subpartitions: int) -> None:
     names = ["number", "text", "pair"]
-    frame = spark.createDataFrame(keys)
+    frame = spark.createDataFrame(keys).repartition(1)  # a projection of a local table is interpreted
     expected = frame.select("row", sf.pmod(sf.hash(*names), sf.lit(subpartitions)).alias("id")).toArrow()
     positions = tuple(keys.column_names.index(name) for name in names)
     ids = HashSelector(positions, subpartitions).assign(keys.to_batches()[0])

@@ -29,8 +29,8 @@ GONE = 15.0  # seconds after a session's end in which all that it left must go
 ON_EXECUTORS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(map(str, PATHS))}
 """What executors elsewhere need to run the jobs."""
 DUMP_ENDS = "JNI global refs"
-MARK = "SORTSHUFFLE_TEST_SESSION"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+MARK = "SORTSHUFFLE_TEST_SESSION"
 """In the environment of all processes of a session, with its directory."""
 
 SETTINGS = {
@@ -151,9 +151,18 @@ class Session(DriverProcess):
         return [each.pid for each in self.processes() if _has_word(each, word)]
 
     def executors(self, count: int) -> list[int]:
-        """Of so many, which take a moment to start. One that starts a process is two for a moment."""
-        eventually(lambda: len(self.pids(EXECUTOR)) == count, f"{count} executors")
-        return self.pids(EXECUTOR)
+        """The processes of the executors, once there are ``count``."""
+        found: list[int] = []
+
+        def are_there() -> bool:
+            # while an executor starts a process, the child looks like one, too
+            processes = [each for each in self.processes() if _has_word(each, EXECUTOR)]
+            pids = {each.pid for each in processes}
+            found[:] = [each.pid for each in processes if _parent(each) not in pids]
+            return len(found) == count
+
+        eventually(are_there, f"{count} executors")
+        return found
 
     def engine(self) -> int:
         """The process of the one engine, which takes a moment to start."""
@@ -208,6 +217,13 @@ def _command(process: psutil.Process) -> str:
         return " ".join(process.cmdline())[-200:]
     except psutil.Error:
         return ""
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None
 
 
 def _has_word(process: psutil.Process, word: str) -> bool:

@@ -170,9 +170,14 @@ class Cluster:
     def restart_worker(self, host: str) -> None:
         """Start the worker of a host again, after it was killed; returns when it has registered."""
         state = self._running()
+        before = {each["id"] for each in self._alive_workers(host)}  # the master may not miss it yet
         started = self._start_worker(host, state.master, state.cores, state.memory)
         log = self._log(host)
-        _wait(lambda: host in self.alive_hosts(), f"the worker on {host} to register", {log: started})
+        _wait(
+            lambda: {each["id"] for each in self._alive_workers(host)} - before,
+            f"the worker on {host} to register",
+            {log: started},
+        )
 
     def start_shuffle_service(self) -> State:
         """Start Spark's external shuffle service; returns when it answers.
@@ -207,7 +212,12 @@ class Cluster:
 
     def alive_hosts(self) -> list[str]:
         """The hosts whose workers the master has."""
-        return sorted(each["host"] for each in self.page()["workers"] if each["state"] == "ALIVE")
+        return sorted(each["host"] for each in self._alive_workers())
+
+    def _alive_workers(self, host: str | None = None) -> list[dict[str, Any]]:
+        """What the master says of the workers that it has; of those of one host."""
+        alive = [each for each in self.page()["workers"] if each["state"] == "ALIVE"]
+        return [each for each in alive if host in (None, each["host"])]
 
     def page(self) -> dict[str, Any]:
         """What the master's page says: workers, applications."""

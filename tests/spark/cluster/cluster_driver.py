@@ -79,11 +79,14 @@ class Application(DriverProcess):
                     job.go(what)
         self._jobs.clear()
 
-    def kill_executor(self, host: str) -> None:
-        """Kill a host's executor with SIGKILL, and its Python, which would go on for a moment."""
+    def kill_executor(self, host: str) -> set[int]:
+        """Kill a host's executor with SIGKILL, and its Python, which would go on for a moment. Return the
+        executor's processes."""
         # an executor that just starts a process is two for a moment: the child still has its command line
-        assert self.cluster.kill(host, "executor"), f"none on {host}: {self.cluster.processes()}"
+        killed = self.cluster.kill(host, "executor")
+        assert killed, f"none on {host}: {self.cluster.processes()}"
         self.cluster.kill(host, "python")
+        return set(killed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +222,8 @@ def lost_host(cluster: Cluster, host: str) -> Iterator[None]:
         shutil.rmtree(cluster.local_directory(host))
         yield
     finally:
-        if not cluster.pids(host, "worker"):
-            cluster.restart_worker(host)
+        cluster.kill_host(host)  # it may have been interrupted
+        cluster.restart_worker(host)
 
 
 def files_below(directory: Path) -> Iterator[Path]:

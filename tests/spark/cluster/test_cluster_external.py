@@ -42,8 +42,10 @@ class Services:
         self.directory = directory
         with socket.create_server((HOSTS[0], 0)) as free:
             self.port = free.getsockname()[1]
-        self._processes = {host: self._started(cluster, host) for host in HOSTS}
+        self._processes: dict[str, subprocess.Popen[str]] = {}
         try:
+            for host in HOSTS:
+                self._processes[host] = self._started(cluster, host)
             self._pages = {host: self._page(host) for host in HOSTS}
         except BaseException:
             self.kill()

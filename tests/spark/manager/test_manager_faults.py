@@ -630,7 +630,7 @@ def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_y
     forgotten = cluster.run("hold_rows", name="held").value["shuffle"]
     outputs = cluster.outputs_of(forgotten)
     assert len(outputs) == MAPS
-    victims = cluster.pids(EXECUTOR)
+    victims = cluster.executors(2)
     try:
         for victim in victims:  # their connections stay, so only time tells
             os.kill(victim, signal.SIGSTOP)
@@ -663,7 +663,7 @@ def test_an_executor_killed_between_the_stages_costs_nothing(cluster: Session) -
 
 def test_an_executor_killed_while_its_task_writes(cluster: Session) -> None:
     answer, directory = paused(cluster, "map", PATIENCE)
-    kill(cluster.pids(EXECUTOR)[0])
+    kill(cluster.executors(2)[0])
     (directory / "go").touch()
     assert answer.result(PATIENCE).value["right"]
     eventually(lambda: not cluster.unfinished(), "the unfinished files go")

@@ -71,9 +71,9 @@ class Faults:
         now = time.monotonic()
         due = [each for each in self.ends if every or each[0] <= now]
         self.ends = [each for each in self.ends if each not in due]
-        with ExitStack() as undone:  # all of them, also if one fails
-            for _, undo in due:
-                undone.callback(undo)
+        with ExitStack() as ends:  # all of them end, even if one fails
+            for _, undo in reversed(due):
+                ends.callback(undo)
 
     # ---- processes ---------------------------------------------------------------------------------------
 

@@ -122,8 +122,8 @@ class Soak:
             number = 0
             while time.monotonic() < started + seconds:
                 what = plan.application(self._seed, number)
+                self._repair()
                 try:
-                    self._repair()
                     self._application(what, started + seconds)
                 except Exception:  # of the soak itself: it goes on, and says so
                     self.tally.unexpected += 1
@@ -175,8 +175,10 @@ class Soak:
                 self._check_garbage_goes(what, driver, struck)
             self._end(what, driver)
         finally:
-            faults.end(every=True)
-            driver.kill()
+            try:
+                faults.end(every=True)
+            finally:
+                driver.kill()
         if any(each.end == "right" for each in outcomes) and kind.service == "auto" and kind.disks != "mount":
             self._unattended.clear()  # its tasks have started services, which have removed these
         for fault in struck:

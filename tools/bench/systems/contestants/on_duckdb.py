@@ -31,7 +31,7 @@ LITTLE = 4 << 30  # bytes: between the two limits that were tried, 2.25 and 8 Gi
 # Partitioned files: flushed after 65,536 rows of a partition (the default is 524,288), the exchange of 10 M
 # rows took 3.5 and 4.0 s instead of 3.1 and 3.4; after 131,072, and with 1024 open files (100), 3.8 and
 # 3.4 s. With 1024 open files the 1000 partitions took 6.2 and 5.6 s instead of 5.6 and 6.5 (32ca2b9, in
-# turns). So both are left as they are
+# turns). So `partitioned_write_flush_threshold` and `partitioned_write_max_open_files` are not set
 
 
 @contextmanager

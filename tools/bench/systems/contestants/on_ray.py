@@ -3,11 +3,10 @@ reads the limit of the machine's group, not that of its own, so it is told.
 
 What was tried, one run each, commit cdfee72: by default Ray reserves half of the cores and memory for each
 operator's own tasks. Without that the exchange of 10 M rows took 11.0 s instead of 13.2 and the groups 43 s
-instead of 71; but the sort 54 s instead of 41, and the aggregate of 5 M groups 18.5 s instead of 16.3. With
-`map_groups`, which makes a data frame for each group, the groups took 239 s. Without Polars, which Ray has an
-option for, the sort took 45 s instead of 41. With 0.7 instead of 0.5 of the memory for tasks (Ray's default
-is 0.6) the sort took 72 s instead of 52 (d8cccca). With 100 M rows and 8 GiB the exchange took 89 s without
-the reservation, and 86 with it.
+instead of 71; but the sort 54 s instead of 41, and the aggregate of 5 M groups 18.5 s instead of 16.3. (With
+100 M rows and 8 GiB the exchange took 89 s without it, and 86 with it.) With `map_groups`, which makes a data
+frame for each group, the groups took 239 s. Without Polars, which Ray has an option for, the sort took 45 s
+instead of 41. With 0.7 instead of 0.5 of the memory for tasks it took 72 s instead of 52 (d8cccca).
 
 Two runs each, 32ca2b9: with LZ4 instead of ZSTD the exchange of 10 M rows took 12.6 and 14.9 s instead of
 11.9 and 16.1.
@@ -32,11 +31,12 @@ from turn import Limits, take_part
 
 OBJECTS = 0.3  # of the limit
 TASKS = 0.5  # of the limit; the rest is for Ray's own processes and the page cache
-# Bytes that a map task of a shuffle takes. With Ray's default of 1 GiB a task asks for more memory than all
-# tasks have where the limit is 2.25 GiB, and waits for ever. With 64 MiB the exchange of 100 M rows took
-# 148 s there in two turns, and lost processes in a third. With 10 M rows it took 11.9 and 16.1 s instead of
-# 13.5 and 15.5, with 256 MiB 14.2 and 12.3; with 1000 files 54.8 s instead of 50.8 (32ca2b9)
-INPUT = 64 << 20
+# Blocks are put together for a map task of a shuffle until they have so many bytes. With Ray's default of
+# 1 GiB a task asks for more memory than all tasks have where the limit is 2.25 GiB, and waits for ever. With
+# 64 MiB the exchange of 100 M rows took 148 s there in two turns, and lost processes in a third. With 10 M
+# rows (two runs each) it took 11.9 and 16.1 s instead of 13.5 and 15.5, with 256 MiB 14.2 and 12.3; with 1000
+# files (one run each) 54.8 s instead of 50.8 (32ca2b9)
+MAP_INPUT = 64 << 20
 QUICKER_WITHOUT_RESERVATION = ("exchange", "groups")
 PARTITIONS = 64  # of joins, whose number Ray asks for, and of groups, as many
 
@@ -56,7 +56,7 @@ def start(limits: Limits) -> Iterator[None]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.use_polars_sort = True
-    context.shuffle_input_batch_bytes = INPUT
+    context.shuffle_input_batch_bytes = MAP_INPUT
     context.op_resource_reservation_enabled = limits.case not in QUICKER_WITHOUT_RESERVATION
     try:
         yield

@@ -43,7 +43,7 @@ DECORATION = ("#", "@")  # how lines begin that are no code of the user's
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``memory``: bytes for all processes together, with their page cache. ``directory``: for temporary
-    files. ``case``: the function that is run, one for all exchanges."""
+    files. ``case``: the name of what is run; all exchanges have one."""
 
     cores: int
     memory: int
