@@ -23,7 +23,7 @@ from sortshuffle.spark.parquet.footers import Pruning
 from sortshuffle.spark.parquet.merging import check_names, merge_schemas, with_partitions, without_columns
 from sortshuffle.spark.parquet.packing import FileState, Packing, Piece, pack
 from sortshuffle.spark.parquet.partitions import Partitioning, find_partitioning
-from sortshuffle.spark.parquet.paths import parent_of, redact
+from sortshuffle.spark.parquet.paths import below, parent_of, redact
 from sortshuffle.spark.parquet.scanning import ParquetScan, ScanSource, open_parquet
 from sortshuffle.spark.parquet.settings import ReadSettings
 
@@ -135,7 +135,7 @@ def _base_directory(filesystem: FileSystem, given: str, roots: Sequence[str]) ->
     base = filesystem.path(given)
     if not filesystem.fsspec.isdir(base):
         raise UsageError(f"the option basePath must name a directory, and {redact(given)} is none")
-    outside = [root for root in roots if not f"{root}/".startswith(f"{base.rstrip('/')}/")]
+    outside = [root for root in roots if root != base and not below(root, base)]
     if outside:
         raise UsageError(f"the option basePath is {redact(given)}, but {redact(outside[0])} is not below it")
     return base

@@ -76,7 +76,7 @@ def find_files(filesystem: FileSystem, paths: Sequence[str], name_glob: str | No
 
     Raises `UsageError` for a path that does not exist, or a pattern without a match.
     """
-    filesystem.fsspec.invalidate_cache()  # others may have written since this process last looked
+    _innermost(filesystem.fsspec).invalidate_cache()  # others may have written since this process last looked
     roots = tuple(root for given in paths for root in _roots(filesystem, given))
     listed = {file.path: file for root in dict.fromkeys(roots) for file in _listing(filesystem.fsspec, root)}
     kept = {
@@ -120,12 +120,17 @@ def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
         yield FoundParquetFile(root, entry.size)
 
 
+def _innermost(filesystem: Any) -> Any:
+    """Return the file system whose directories a `DirFileSystem` shows, or else this one."""
+    while isinstance(filesystem, DirFileSystem):
+        filesystem = filesystem.fs
+    return filesystem
+
+
 def _can_search(filesystem: Any) -> bool:
     """Return whether the file system itself finds all files below a directory, as object stores do. fsspec's
     own `find` lists one directory after another; it follows no links, and skips what it cannot list."""
-    if isinstance(filesystem, DirFileSystem):  # it asks the file system that it wraps
-        return _can_search(filesystem.fs)
-    kind = type(filesystem)
+    kind = type(_innermost(filesystem))
     searches = kind.find is not AbstractFileSystem.find
     return searches or getattr(kind, "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
 

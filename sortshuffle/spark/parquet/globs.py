@@ -23,11 +23,9 @@ def is_pattern(path: str) -> bool:
 
 
 def matching(filesystem: Any, pattern: str) -> list[str]:
-    """Return the existing paths that match, each once, sorted."""
-    paths: set[str] = set()
-    for alternative in alternatives(pattern):
-        paths.update(_matching(filesystem, normal(alternative)))
-    return sorted(paths)
+    """Return the existing paths that match, sorted, each once for each of the `alternatives`."""
+    wholes = map(normal, alternatives(pattern))
+    return sorted(path for whole in wholes for path in _matching(filesystem, whole))
 
 
 def name_matches(pattern: str, name: str) -> bool:
@@ -134,7 +132,7 @@ def _expression(part: str, whole: str) -> re.Pattern[str]:
         elif sign == "?":
             pieces.append(".")
         elif sign == "[":
-            characters, position = _character_class(part, position, whole)
+            characters, position = _character_class(part, position, whole, depth > 0)
             pieces.append(characters)
         elif sign == "{":
             depth += 1
@@ -152,8 +150,11 @@ def _expression(part: str, whole: str) -> re.Pattern[str]:
     return re.compile("".join(pieces), re.DOTALL)
 
 
-def _character_class(part: str, start: int, whole: str) -> tuple[str, int]:
-    """Return the regular expression of the class that begins at ``start``, and the position of its end."""
+def _character_class(part: str, start: int, whole: str, in_braces: bool) -> tuple[str, int]:
+    """Return the regular expression of the class that begins at ``start``, and the position of its end.
+
+    Raises `UsageError` for what Hadoop takes for signs of braces even here: nobody means what that matches.
+    """
     position = start + 1
     negated = part[position : position + 1] in ("!", "^")
     position += negated
@@ -162,6 +163,11 @@ def _character_class(part: str, start: int, whole: str) -> tuple[str, int]:
         if part[position] == "\\" and position + 1 < len(part):
             position += 1
             body += re.escape(part[position])
+        elif part[position] in "{}" or (part[position] == "," and in_braces):
+            raise UsageError(
+                f"the brackets in the pattern {redact(whole)} hold {part[position]!r}: put a backslash before"
+                " it"
+            )
         else:
             body += part[position] if part[position] == "-" else re.escape(part[position])
         position += 1

@@ -85,8 +85,6 @@ def _parsed(directory: str, base_paths: Collection[str]) -> _Parsed:
             columns.append(_column(name, current))
         elif columns:
             break
-        if parent_of(current) == current or "/" not in current:
-            break
         current = parent_of(current)
     return _Parsed(directory, tuple(reversed(columns)), current if columns else directory)
 
@@ -103,7 +101,8 @@ def _check_bases(parsed: Sequence[_Parsed]) -> None:
     bases = sorted({each.base for each in parsed}, key=str.lower)
     if len({base.lower() for base in bases}) > 1:
         raise UsageError(
-            f"the directories have conflicting structures: partition directories begin at {_few(bases)}. Name"
+            f"the directories have conflicting structures: partition directories begin at"
+            f" {_few([redact(base) for base in bases])}. Name"
             " the root of the table with the option basePath, or read the roots apart and union() the frames"
         )
 

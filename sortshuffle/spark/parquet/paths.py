@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 
-_USER_INFO = re.compile(r"(?<=://)[^/@]*@")
+_USER_INFO = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def normal(path: str) -> str:
@@ -36,7 +36,7 @@ def below(path: str, directory: str) -> list[str] | None:
 
 
 def redact(path: str) -> str:
-    """Return a path or URL as messages and plans show it: without user and password."""
+    """Return a path or URL, or a message that has URLs in it, without users and passwords."""
     return _USER_INFO.sub("", path)
 
 

@@ -201,4 +201,4 @@ def readable(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{redact(path)} cannot be read as a Parquet file: {error}") from error
+        raise UsageError(f"{redact(path)} cannot be read as a Parquet file: {redact(str(error))}") from error

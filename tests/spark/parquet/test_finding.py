@@ -133,6 +133,22 @@ def test_a_file_is_read_as_often_as_it_is_named(spark: SparkSession, tree: Path)
     assert len(ours(spark, *paths).rows) == 9
 
 
+@pytest.mark.parametrize(
+    ("pattern", "rows"),
+    [
+        ("{one/a.parquet,one/a.parquet}", 2),
+        ("one/a.parquet{,/}", 2),
+        ("{one/*.parquet,one/a.parquet}", 4),
+        ("one/{a,a}.parquet", 1),
+    ],
+)
+def test_a_file_is_read_for_each_choice_of_a_path(
+    spark: SparkSession, tree: Path, pattern: str, rows: int
+) -> None:
+    assert ours(spark, tree / pattern).rows == plain(spark, f"{tree}/{pattern}").rows
+    assert len(ours(spark, tree / pattern).rows) == rows
+
+
 def test_the_order_of_rows_is_fixed_by_the_paths(spark: SparkSession, tree: Path) -> None:
     names = [file.name for file in found(spark, tree / "two", tree / "one", schema="a string").files]
     assert names == ["a.parquet", "k.txt", "[e].parquet", "a.parquet", "b.pq", "c{1}.parquet"]
@@ -161,7 +177,9 @@ def test_no_path_is_an_error(spark: SparkSession) -> None:
         found(spark)
 
 
-@pytest.mark.parametrize("pattern", ["{a", "a{b,{c}", "[a", "[]", "[", "[b-a]"])
+@pytest.mark.parametrize(
+    "pattern", ["{a", "a{b,{c}", "[a", "[]", "[", "[b-a]", "[{]", "[{,}]", "{a,[b,c]}", "{[},a]}"]
+)
 def test_patterns_that_mean_nothing_are_refused(spark: SparkSession, tree: Path, pattern: str) -> None:
     with pytest.raises(UsageError, match="the pattern"):
         found(spark, f"{tree}/one/{pattern}", schema="a string")
@@ -382,6 +400,10 @@ def test_objects_that_others_have_written_since_are_found(s3: S3Server, tmp_path
     put("t/b.parquet", data)
     both = ["a.parquet", "b.parquet"]
     assert [names(path) for path in ("t", "t/*", "t/a.parquet")] == [both, both, ["a.parquet"]]
+    put("t/c.parquet", data)
+    inside = ReadSettings(storage={"path": BUCKET, "target_protocol": "s3"})
+    found = ParquetFiles.find(["dir://t/*"], inside, schema)
+    assert [file.name for file in found.files] == [*both, "c.parquet"]
 
 
 def test_an_empty_object_that_stands_for_a_directory_is_no_file(s3: S3Server, tmp_path: Path) -> None:
@@ -408,6 +430,16 @@ def test_files_at_the_root_of_a_file_system_whose_paths_begin_with_no_slash(tmp_
     write(tmp_path / "h.parquet", {"a": [3]})
     settings = ReadSettings(storage={"path": str(tmp_path), "target_protocol": "file"})
     assert [file.path for file in ParquetFiles.find(["dir://"], settings).files] == ["h.parquet"]
+
+
+def test_partitions_at_the_root_of_a_file_system_whose_paths_begin_with_no_slash(tmp_path: Path) -> None:
+    for day in (1, 2):
+        write(tmp_path / f"p={day}" / "f.parquet", {"a": [day]})
+    storage = {"path": str(tmp_path), "target_protocol": "file"}
+    found = ParquetFiles.find(["dir://"], ReadSettings(storage=storage))
+    assert dict(found.constants) == {"p=1": (1,), "p=2": (2,)}
+    below = ParquetFiles.find(["dir://p=1"], ReadSettings(storage=storage, base_path="dir://"))
+    assert dict(below.constants) == {"p=1": (1,)}
 
 
 def test_what_only_begins_with_the_path_is_not_below_it() -> None:

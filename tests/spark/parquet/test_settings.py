@@ -144,3 +144,4 @@ def test_paths_on_several_file_systems_are_refused(tmp_path: Path) -> None:
 def test_users_and_passwords_of_urls_are_not_shown() -> None:
     assert redact("ftp://me:word@host/dir/a@b") == "ftp://host/dir/a@b"
     assert redact("/a@b/c") == "/a@b/c"
+    assert redact("no http://me:p@ss@host/f, http://h/g") == "no http://host/f, http://h/g"
