@@ -150,8 +150,8 @@ class Session(DriverProcess):
         """Of the processes that have a word in their command line."""
         return [each.pid for each in self.processes() if _has_word(each, word)]
 
-    def executors(self, count: int) -> list[int]:
-        """The processes of the executors, once there are ``count``."""
+    def executors(self, count: int, seconds: float = 30.0) -> list[int]:
+        """The processes of the executors, once there are ``count``; within so many seconds."""
         found: list[int] = []
 
         def are_there() -> bool:
@@ -161,7 +161,7 @@ class Session(DriverProcess):
             found[:] = [each.pid for each in processes if _parent(each) not in pids]
             return len(found) == count
 
-        eventually(are_there, f"{count} executors")
+        eventually(are_there, f"{count} executors", seconds)
         return found
 
     def engine(self) -> int:

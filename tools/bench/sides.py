@@ -37,7 +37,7 @@ from sortshuffle.spark.session.requirements import ALLOCATOR_VARIABLE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 
-from cluster import Cluster, ClusterError
+from cluster import Cluster, ClusterError, signal_if_there
 
 OURS, SPARK = "ours", "Spark"
 MANAGER_NAME = "SortMergeShuffleManager"
@@ -180,8 +180,7 @@ class SessionProcess:
             self._process.poll()
             time.sleep(0.05)
         for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            signal_if_there(pid, signal.SIGKILL)
         self._process.wait()
         if left:
             raise BenchError(f"{self.name}: {len(left)} processes did not end within {ENDING_SECONDS:g} s")

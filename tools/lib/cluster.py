@@ -260,14 +260,14 @@ class Cluster:
         """Send a signal to a host's processes of a kind; returns which."""
         pids = self.pids(host, kind)
         for pid in pids:
-            _signal(pid, number)
+            signal_if_there(pid, number)
         return pids
 
     def kill_host(self, host: str, spared: Collection[int] = ()) -> None:
         """Kill what runs on a host, but the spared processes, with SIGKILL; returns when it has ended."""
         while left := set(self.pids(host)).difference(spared):
             for pid in left:
-                _signal(pid, signal.SIGKILL)
+                signal_if_there(pid, signal.SIGKILL)
             time.sleep(0.01)
 
     # ---- how ---------------------------------------------------------------------------------------------
@@ -362,13 +362,13 @@ class Cluster:
         found = self.processes()
         for process in found:
             if process.kind in ("master", "worker", "shuffle-service"):
-                _signal(process.pid, signal.SIGTERM)
+                signal_if_there(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_PATIENCE
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         while left := self.processes():
             for process in left:
-                _signal(process.pid, signal.SIGKILL)
+                signal_if_there(process.pid, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
         for local in self.directory.glob("127.0.*.*/local"):
             shutil.rmtree(local, ignore_errors=True)
@@ -429,7 +429,8 @@ def _tail(log: Path) -> str:
     return "\n".join(f"    {line}" for line in _read(log).splitlines()[-LOG_TAIL:])
 
 
-def _signal(pid: int, number: int) -> None:
+def signal_if_there(pid: int, number: int) -> None:
+    """Send a signal to a process, unless it has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

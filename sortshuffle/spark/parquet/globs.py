@@ -63,7 +63,8 @@ def _brace_across_levels(pattern: str) -> int | None:
     depth, outer = 0, 0
     for position, sign in _signs(pattern):
         if sign == "{":
-            outer = outer if depth else position
+            if not depth:
+                outer = position
             depth += 1
         elif sign == "}" and depth:
             depth -= 1

@@ -101,7 +101,7 @@ def _check_bases(parsed: Sequence[_Parsed]) -> None:
     bases = sorted({each.base for each in parsed}, key=str.lower)
     if len({base.lower() for base in bases}) > 1:
         raise UsageError(
-            f"the directories have conflicting structures: partition directories begin at"
+            "the directories have conflicting structures: partition directories begin at"
             f" {_few([redact(base) for base in bases])}. Name"
             " the root of the table with the option basePath, or read the roots apart and union() the frames"
         )

@@ -109,7 +109,7 @@ def test_an_executor_killed_in_a_map_stage_costs_what_it_had_not_finished(cluste
     assert {other, waits} == set(cluster.executors(2))
     kill(other)
     eventually(lambda: other not in cluster.pids(EXECUTOR), "it is gone")
-    cluster.executors(2)  # Spark knows it, and has another
+    cluster.executors(2, PATIENCE)  # Spark knows it, and has another
     (directory / "go").touch()
     assert answer.result(PATIENCE).value["right"]
     assert len(ran()) == MAPS

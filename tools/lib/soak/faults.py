@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from cluster import Cluster
+from cluster import Cluster, signal_if_there
 
 from soak.administrator import Administrator
 from sortshuffle.service.host.rendezvous_directory import socket_path
@@ -202,11 +202,6 @@ def connections(pids: set[int]) -> Iterator[tuple[str, str]]:
     for here, there, pid in _CONNECTION.findall(shown):
         if int(pid) in pids:
             yield here, there
-
-
-def signal_if_there(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def mount_disk(directory: Path, size: str) -> None:

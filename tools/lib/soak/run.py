@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster import ROOT, Cluster
+from cluster import ROOT, Cluster, signal_if_there
 from driver_process import JobError
 
 from soak import plan
@@ -36,7 +36,7 @@ from soak.checks import (
     unattended,
     until_nothing_is_left,
 )
-from soak.faults import HOST_DISK, SMALL_DISK, Faults, map_outputs, mount_disk, signal_if_there
+from soak.faults import HOST_DISK, SMALL_DISK, Faults, map_outputs, mount_disk
 from soak.report import Tally, why
 from soak.work import works
 
