@@ -212,7 +212,7 @@ class Cluster:
 
     def alive_hosts(self) -> list[str]:
         """The hosts whose workers the master has."""
-        return sorted(each["host"] for each in self._alive_workers())
+        return sorted({each["host"] for each in self._alive_workers()})
 
     def _alive_workers(self, host: str | None = None) -> list[dict[str, Any]]:
         """What the master says of the workers that it has; of those of one host."""

@@ -164,7 +164,7 @@ def _character_class(part: str, start: int, whole: str, in_braces: bool) -> tupl
         if part[position] == "\\" and position + 1 < len(part):
             position += 1
             body += re.escape(part[position])
-        elif part[position] in "{}" or (part[position] == "," and in_braces):
+        elif part[position] == "{" or (part[position] in "}," and in_braces):
             raise UsageError(
                 f"the brackets in the pattern {redact(whole)} hold {part[position]!r}: put a backslash before"
                 " it"

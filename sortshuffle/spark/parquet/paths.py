@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 
-_USER_INFO = re.compile(r"(?<=://)[^/\s]*@")
+_USER_INFO = re.compile(r"(?<=://)[^/]*@")
 
 
 def normal(path: str) -> str:
@@ -36,7 +36,7 @@ def below(path: str, directory: str) -> list[str] | None:
 
 
 def redact(path: str) -> str:
-    """Return a path or URL, or a message that has URLs in it, without users and passwords."""
+    """Return a path or URL as messages and plans show it: without user and password."""
     return _USER_INFO.sub("", path)
 
 

@@ -201,4 +201,6 @@ def readable(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{redact(path)} cannot be read as a Parquet file: {redact(str(error))}") from error
+        shown = redact(path)
+        reason = str(error).replace(path, shown)
+        raise UsageError(f"{shown} cannot be read as a Parquet file: {reason}") from error

@@ -192,6 +192,10 @@ def test_braces_are_choices() -> None:
     assert alternatives("plain") == ["plain"]
 
 
+def test_a_closing_brace_in_brackets_is_plain_outside_of_braces() -> None:
+    assert name_matches("[a}]", "}")
+
+
 def test_signs_of_regular_expressions_are_plain() -> None:
     assert name_matches("a.b+(c)|$", "a.b+(c)|$")
     assert not name_matches("a.b", "axb")

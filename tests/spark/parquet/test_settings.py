@@ -17,6 +17,7 @@ from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.parquet.file_systems import FileSystem
 from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.paths import redact
+from sortshuffle.spark.parquet.scanning import readable
 from sortshuffle.spark.parquet.settings import LeafRules, ReadSettings, check_listing
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.session.requirements import setting_of
@@ -144,4 +145,11 @@ def test_paths_on_several_file_systems_are_refused(tmp_path: Path) -> None:
 def test_users_and_passwords_of_urls_are_not_shown() -> None:
     assert redact("ftp://me:word@host/dir/a@b") == "ftp://host/dir/a@b"
     assert redact("/a@b/c") == "/a@b/c"
-    assert redact("no http://me:p@ss@host/f, http://h/g") == "no http://host/f, http://h/g"
+    assert redact("http://me:p@ss word@host/f") == "http://host/f"
+
+
+def test_errors_of_a_file_system_are_shown_without_the_password() -> None:
+    path = "http://me:p@ss word@host/f"
+    message = r"^http://host/f cannot be read .*: http://host/f is gone$"
+    with pytest.raises(UsageError, match=message), readable(path):
+        raise FileNotFoundError(f"{path} is gone")
