@@ -15,7 +15,7 @@ from engine import ROOT, printed
 
 PACKAGE = ROOT / "sortshuffle"
 ROWS = [
-    {"version", "errors", "options", "metrics", "calls"},
+    {"version", "errors", "options", "metrics", "calls", "html_page"},
     {"memory"},
     {"format"},
     {"storage"},
@@ -27,6 +27,7 @@ ROWS = [
     {"service"},
     {"engine"},
     {"compute"},
+    {"report"},
     {"spark"},
     {"cli"},
 ]
@@ -40,6 +41,7 @@ ARROW = {"numpy", "pyarrow"}
 LIBRARIES = {
     "version": set(),
     "calls": set(),
+    "html_page": set(),
     "errors": set(),
     "options": set(),
     "metrics": set(),
@@ -54,6 +56,7 @@ LIBRARIES = {
     "service": {"xxhash", "fsspec", "prometheus_client", *ARROW},
     "engine": ARROW,
     "compute": {"pandas", *ARROW},
+    "report": ARROW,
 }
 SEAM = "sortshuffle.calls"
 NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "asyncio", "selectors"}

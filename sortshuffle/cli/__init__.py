@@ -1,4 +1,4 @@
-"""The command line: `sortshuffle dump`, `verify`, `clean`, `serve`, `conf`.
+"""The command line: `sortshuffle dump`, `report`, `verify`, `clean`, `serve`, `conf`.
 
 The commands are thin mains over library calls. `cli.main` loads a command only when it is called, and no
 command that looks into files imports Spark. Exit codes are the same everywhere: 0 all is well, 1 something is
@@ -8,6 +8,7 @@ wrong with the files, or some cannot be looked at, 2 the call is wrong, 3 the ou
 main                          finds the command
 dump, verify                  look into files: pair_report, exchanges, records, key_file
   dump_text, dump_json        the output of dump, for people and as JSON
+report                        writes a page; summary prints the same, also for dump
 clean                         removes map outputs: cleaning (this host), url_cleaning (stores)
 serve                         runs a shuffle service; service_page prints the status of a running one
 conf                          prints the settings of the shuffle manager

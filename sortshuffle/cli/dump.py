@@ -8,14 +8,16 @@ from typing import Any
 import click
 
 from sortshuffle.cli import dump_json, dump_text
-from sortshuffle.cli.exchanges import add_up
+from sortshuffle.cli.exchanges import add_up, listing_of
 from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.output import ConsoleOutput, print_json
 from sortshuffle.cli.pair_report import AnyPath, PairReport, look, look_at_all, pairs_below
 from sortshuffle.cli.records import ShownRows, first_rows
+from sortshuffle.cli.summary import print_summary
 from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.report.findings import Findings
 from sortshuffle.storage.inspection.contents import PairState
 from sortshuffle.storage.inspection.open_files import is_directory
 
@@ -44,8 +46,13 @@ from sortshuffle.storage.inspection.open_files import is_directory
 )
 @key_file_option
 @click.option("--all", "everything", is_flag=True, help="Show long tables and lists whole.")
+@click.option(
+    "--summary", "as_summary", is_flag=True, help="Show what `sortshuffle report` says, without pictures."
+)
 @click.option("--quick", is_flag=True, help="Do not read the data: what is damaged in it is not found.")
-def dump(path: str, as_json: bool, quick: bool, key_file: str | None, **choice: Any) -> None:
+def dump(
+    path: str, as_json: bool, as_summary: bool, quick: bool, key_file: str | None, **choice: Any
+) -> None:
     """Show what map outputs hold.
 
     PATH is a data or index file, of which the other is found beside it, or a directory, of which all map
@@ -61,10 +68,26 @@ def dump(path: str, as_json: bool, quick: bool, key_file: str | None, **choice: 
         raise UsageError("--unpickle needs --records N: how many objects to show")
     if choice["schema"] and choice["records"] is None:
         raise UsageError("--schema needs --records N: how many rows to show")
+    if as_summary and (as_json or choice["records"] is not None or choice["subpartition"] is not None):
+        raise UsageError("--summary stands alone: leave out --json, --records and --subpartition")
+    wanted = DumpChoice(key=read_key(key_file), **choice)
     with storage_errors():
-        is_well = _dump(path, DumpChoice(key=read_key(key_file), **choice), as_json, quick)
+        is_well = _summarize(path, wanted.key) if as_summary else _dump(path, wanted, as_json, quick)
     if not is_well:
         raise SystemExit(1)
+
+
+def _summarize(path: str, key: EncryptionKey | None) -> bool:
+    """Print what a report says. Return whether all is well, as far as the indexes tell."""
+    passed_over = PassedOver()
+    listing = listing_of(path, key, passed_over)
+    out = ConsoleOutput()
+    if not listing.looks:
+        out.line(f"There are no map outputs below {path}.")
+    else:
+        print_summary(out, [Findings.of(exchange, key) for exchange in listing.exchanges])
+        dump_text.print_wrong_pairs(out, listing, everything=False)
+    return not listing.wrong and not passed_over.documents
 
 
 def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:

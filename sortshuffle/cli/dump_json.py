@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sortshuffle.cli.exchanges import ExchangeFiles, Listing
+from sortshuffle.cli.exchanges import Listing
 from sortshuffle.cli.pair_report import PairReport
-from sortshuffle.cli.records import ShownRows, schema_of
+from sortshuffle.cli.records import ShownRows
 from sortshuffle.format.header import FileHeader
+from sortshuffle.report.arrow_rows import schema_of
+from sortshuffle.report.exchanges import ExchangeFiles
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.inspection.contents import FileFault, FoundFile, RegionTable, Spread, Totals
 from sortshuffle.storage.inspection.data_check import LooseBuffer

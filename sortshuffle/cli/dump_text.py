@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sortshuffle.cli.exchanges import ExchangeFiles, Listing
+from sortshuffle.cli.exchanges import Listing
 from sortshuffle.cli.output import Column, ConsoleOutput, Row, count, plural, ratio
 from sortshuffle.cli.pair_report import PairReport
-from sortshuffle.cli.records import ShownRows, cell, schema_of
+from sortshuffle.cli.records import ShownRows, cell
 from sortshuffle.format.index import WriterInfo
 from sortshuffle.options import format_size
+from sortshuffle.report.arrow_rows import schema_of
+from sortshuffle.report.exchanges import ExchangeFiles
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.inspection.contents import (
     FoundFile,
@@ -343,7 +345,7 @@ def directory(out: ConsoleOutput, path: str, found: Listing, everything: bool) -
         _print_exchange(out, exchange)
     _print_rest(out, len(found.exchanges) - len(exchanges), "more exchange")
     _print_encryption(out, found)
-    _print_wrong_pairs(out, found, everything)
+    print_wrong_pairs(out, found, everything)
 
 
 def _print_directory_of_pairs(out: ConsoleOutput, parent: str, looks: list[PairReport]) -> None:
@@ -397,7 +399,8 @@ def _print_encryption(out: ConsoleOutput, found: Listing) -> None:
         out.line(said, "red" if is_locked else "")
 
 
-def _print_wrong_pairs(out: ConsoleOutput, found: Listing, everything: bool) -> None:
+def print_wrong_pairs(out: ConsoleOutput, found: Listing, everything: bool) -> None:
+    """Print the pairs that are not added up, and why; nothing if there are none."""
     wrong = found.wrong
     if not wrong:
         return
@@ -405,12 +408,5 @@ def _print_wrong_pairs(out: ConsoleOutput, found: Listing, everything: bool) -> 
     out.line(f"{plural(len(wrong), 'map output')} of {count(len(found.looks))} not added up:")
     named = wrong if everything else wrong[:SHORT_LIMIT]
     for look in named:
-        out.line(f"{look.inspection.base}: {_reason(look)}", _STYLES[look.state].removeprefix("bold "))
+        out.line(f"{look.inspection.base}: {look.reason}", _STYLES[look.state].removeprefix("bold "))
     _print_rest(out, len(wrong) - len(named), "more such map output")
-
-
-def _reason(look: PairReport) -> str:
-    if not look.faults:
-        return look.state.value + (f": {look.unchecked}" if look.unchecked else "")
-    first, more = look.faults[0], len(look.faults) - 1
-    return f"{first}" + (f"; and {plural(more, 'more fault')}" if more else "")

@@ -24,6 +24,7 @@ SUMMARIES = {
     "clean": "Remove map outputs that no live application owns.",
     "conf": "Print the settings that turn the shuffle manager on.",
     "dump": "Show what map outputs hold, unfinished and damaged ones too.",
+    "report": "Write a page on what map outputs hold, and what to change first.",
     "serve": "Serve this host's map outputs to other hosts.",
     "verify": "Check every checksum of map outputs.",
 }

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sortshuffle import calls
-from sortshuffle.cli.output import Advance, progress
+from sortshuffle.cli.output import Advance, plural, progress
 from sortshuffle.cli.records import record_counter
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey, FileCipher
@@ -58,6 +58,14 @@ class PairReport:
     @property
     def directory(self) -> str:
         return os.path.dirname(self.inspection.base)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with the pair, or what is not known of it, in one line."""
+        if not self.faults:
+            return self.state.value + (f": {self.unchecked}" if self.unchecked else "")
+        first, more = self.faults[0], len(self.faults) - 1
+        return f"{first}" + (f"; and {plural(more, 'more fault')}" if more else "")
 
     def without_table(self) -> PairReport:
         """Return a copy without index entries, which may be megabytes: a listing keeps thousands of looks."""

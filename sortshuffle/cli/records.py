@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.format.buffer import DataType, StoredBuffer
-from sortshuffle.format.encryption import EncryptionKey, FileCipher
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.payload.arrow import ArrowPayload
@@ -32,6 +32,7 @@ from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.payload.unsafe_row import UnsafeRows
 from sortshuffle.reading.records import spills
+from sortshuffle.report.arrow_rows import RecordSource, arrow_batches, decoded, schema_of, text_of
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.inspection.contents import Inspection
 from sortshuffle.storage.inspection.data_check import (
@@ -41,9 +42,6 @@ from sortshuffle.storage.inspection.data_check import (
     open_data,
     plain_buffers,
 )
-
-_UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
-
 
 PREVIEW_BYTES = 24  # to show of an opaque frame
 
@@ -59,18 +57,6 @@ class ShownRows:
     total: int
     unit: str = "row"
     total_unit: str = "row"
-
-
-def schema_of(inspection: Inspection) -> pa.Schema | None:
-    """Return the Arrow schema in the index; None if there is none, or it cannot be read."""
-    if not inspection.schema:
-        return None
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(inspection.schema))
-        described = [(field.name, str(field.type)) for field in schema]  # raises for names that are not text
-    except _UNDECODABLE:
-        return None
-    return schema if described else pa.schema([])
 
 
 def record_counter(inspection: Inspection) -> RecordCounter | None:
@@ -99,7 +85,7 @@ class _RowCounter:
 
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
         is_data = buffer.data_type is DataType.DATA
-        return int(_decoded(self._payload, memory, buffer).num_rows) if is_data else 0
+        return int(decoded(self._payload, memory, buffer).num_rows) if is_data else 0
 
     def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
         return self.count(memory, buffer)
@@ -202,7 +188,7 @@ def first_rows(
     # 2. decode the rows by the kind of payload
     total = int(table.per_subpartition("records")[subpartition])
     extents = table.extents(subpartition)
-    source = _RecordSource(data.path, cipher)
+    source = RecordSource(data.path, cipher)
     if header.payload_kind is PayloadKind.RECORD_BYTES:
         names, values = _unsafe_rows(source, extents, RecordBytesPayload(header.codec), schema, count)
         return ShownRows(subpartition, _distinct(names), values, total)
@@ -220,20 +206,12 @@ def first_rows(
             "no rows can be shown: their schema stands at the end of the index, which is missing, damaged or"
             " not written yet"
         )
-    batches = _batches(source, extents, ArrowPayload(arrow_schema, header.codec))
+    batches = arrow_batches(source, extents, ArrowPayload(arrow_schema, header.codec))
     return ShownRows(subpartition, _distinct(arrow_schema.names), tuple(_arrow_rows(batches, count)), total)
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordSource:
-    """A data file to read records from. ``cipher``: decrypts it; None if it is not encrypted."""
-
-    path: str
-    cipher: FileCipher | None
-
-
 def _unsafe_rows(
-    source: _RecordSource, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
+    source: RecordSource, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
 ) -> tuple[tuple[str, ...], tuple[Sequence[Any], ...]]:
     """Return the names of the columns, and the rows."""
     if not schema:
@@ -299,7 +277,7 @@ def _frames_payload(header: FileHeader) -> FramesPayload:
     return kinds[header.payload_kind](header.codec)
 
 
-def _frames(source: _RecordSource, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
+def _frames(source: RecordSource, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
     decoding = FrameDecoding(payload, spills(None, off_disk=source.cipher is not None))
     with open_data(source.path) as file:
         for extent in extents:
@@ -313,40 +291,11 @@ def _frames(source: _RecordSource, extents: Iterable[Extent], payload: FramesPay
                     continue  # the check of the data reports the fault
 
 
-def _batches(
-    source: _RecordSource, extents: Iterable[Extent], payload: ArrowPayload
-) -> Iterator[pa.RecordBatch]:
-    with open_data(source.path) as file:
-        for extent in extents:
-            try:
-                for found in plain_buffers(file, extent, source.cipher):
-                    if found.stored.data_type is DataType.DATA:
-                        yield _decoded(payload, found.memory, found.stored)
-            except Malformed:
-                continue  # the check of the data reports the fault
-
-
-def _decoded(payload: ArrowPayload, memory: pa.Buffer, buffer: StoredBuffer) -> pa.RecordBatch:
-    try:
-        batch = payload.decode(memory, buffer, defaultdict(float))
-        batch.validate()
-        return batch
-    except _UNDECODABLE as error:
-        raise Malformed(f"the rows of a buffer cannot be decoded ({error})", 0) from None
-
-
 def _value(scalar: pa.Scalar) -> Any:
     try:
         return printable(scalar.as_py())
     except (ValueError, OverflowError, ImportError, LookupError):
-        return _as_text(scalar)  # such as a timestamp that Python's datetime cannot hold
-
-
-def _as_text(scalar: pa.Scalar) -> str:
-    try:
-        return str(scalar.cast(pa.string()).as_py())
-    except (pa.ArrowException, ValueError):
-        return f"a {scalar.type} that cannot be shown"
+        return text_of(scalar)
 
 
 def printable(value: Any) -> Any:

@@ -40,6 +40,8 @@ PY_SPY = Path(sys.executable).with_name("py-spy")
 
 MOTO = f"{tempfile.gettempdir()}/#"
 """Its S3 server runs in this process and keeps large objects in files without a name, until it is reset."""
+FONTS = "/mpl-data/fonts/"
+"""matplotlib keeps the fonts open that it has drawn with."""
 SHARED_THREADS = {
     "fsspecIO": "fsspec has one event loop for all file systems of a process",
     "asyncio_": "with threads that look names up",
@@ -96,7 +98,7 @@ def descriptors(spark: SharedSpark | None) -> dict[str, str]:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:  # the listing's own
             continue
-        if target.startswith(MOTO):
+        if target.startswith(MOTO) or FONTS in target:
             continue
         if spark is None or not target.startswith(("socket:", "pipe:")):
             # sockets and pipes have numbers of their own; a file may be opened again

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from harness import RESULTS, ROOT
 
+from sortshuffle.report.plots import ACCENT, OTHER, drawing
 from systems.results import disk_reads
 from systems.turn import CORES
 from systems.work import OURS, WORKS
@@ -145,17 +146,13 @@ def _disturbed(record: Record) -> str:
 
 def plot(record: Record, path: Path) -> None:
     """Draw the median times as bars, with the least and the largest, the quickest first."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     systems = by_time(record)
     middles = [median(_seconds(turns)) for _, turns in systems]
     below = [middle - min(_seconds(turns)) for middle, (_, turns) in zip(middles, systems, strict=True)]
     above = [max(_seconds(turns)) - middle for middle, (_, turns) in zip(middles, systems, strict=True)]
-    colors = ["#2a7f62" if system in OURS else "#9aa5b1" for system, _ in systems]
-    # text stays text, and the same record gives the same bytes
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "comparison", "font.size": 9}):
-        figure = Figure(figsize=(7, 0.6 + 0.3 * len(systems)), layout="constrained")
+    colors = [ACCENT if system in OURS else OTHER for system, _ in systems]
+    with drawing("black", "white") as figure_of:
+        figure = figure_of(figsize=(7, 0.6 + 0.3 * len(systems)))
         axes = figure.subplots()
         bars = axes.barh([system for system, _ in systems], middles, xerr=(below, above), color=colors)
         axes.bar_label(bars, [f"{middle:.2f} s" for middle in middles], padding=6)

@@ -1,0 +1,73 @@
+"""`sortshuffle report`: writes a page on map outputs (`report.page`)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import click
+
+from sortshuffle import calls
+from sortshuffle.cli.exchanges import Listing, listing_of
+from sortshuffle.cli.key_file import key_file_option, read_key
+from sortshuffle.cli.output import ConsoleOutput, plural
+from sortshuffle.cli.pair_report import AnyPath
+from sortshuffle.cli.summary import print_advice
+from sortshuffle.cli.unseen import PassedOver, storage_errors
+from sortshuffle.errors import UsageError
+from sortshuffle.report.findings import Findings
+from sortshuffle.report.page import PairWithFault, Report, report_page
+
+
+@click.command(short_help="Write a page on what map outputs hold, and what to change first.")
+@click.argument("path", type=AnyPath())
+@click.option(
+    "-o",
+    "--output",
+    default="report.html",
+    show_default=True,
+    type=click.Path(dir_okay=False, writable=True),
+    help="The file to write. One that exists is written over.",
+)
+@key_file_option
+def report(path: str, output: str, key_file: str | None) -> None:
+    """Write a page on what map outputs hold: sizes of subpartitions and regions, what columns take, which
+    values make a subpartition large, and what to change first.
+
+    PATH is a directory, a data file or an index file; or the URL of one, such as s3://bucket/prefix. The page
+    is one file, which loads nothing. Only indexes and some of the rows are read: whether all data is sound,
+    `sortshuffle verify` tells.
+
+    Exit codes: 0 all is well, 1 some map outputs are damaged, missing or unfinished, or could not be looked
+    at, 2 the call is wrong, or there is nothing to report, 4 the store refuses or does not answer, or its
+    library is not installed.
+    """
+    with storage_errors():
+        key, passed_over = read_key(key_file), PassedOver()
+        listing = listing_of(path, key, passed_over)
+        if not listing.looks:
+            raise UsageError(
+                f"there are no map outputs below {path}: they are removed when the application ends, unless"
+                " spark.sortshuffle.keep is true"
+            )
+        found = [Findings.of(exchange, key) for exchange in listing.exchanges]
+        page = report_page(_report(path, listing, found))
+    _write(output, page)
+    out = ConsoleOutput()
+    out.line(f"{output}: {plural(len(found), 'exchange')} of {plural(len(listing.looks), 'map output')}")
+    print_advice(out, found)
+    if listing.wrong or passed_over.documents:
+        raise SystemExit(1)
+
+
+def _report(path: str, listing: Listing, found: list[Findings]) -> Report:
+    wrong = [PairWithFault(each.inspection.base, each.reason) for each in listing.wrong]
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return Report(path, now, len(listing.looks), found, wrong)
+
+
+def _write(path: str, page: bytes) -> None:
+    try:
+        with calls.open_file(path, "wb") as file:
+            file.write(page)
+    except OSError as error:
+        raise UsageError(f"the page cannot be written: {error}") from error

@@ -1,0 +1,208 @@
+"""What a report says of an exchange: its figures, samples of its rows, and the advice that follows from both.
+
+Each kind of advice is a function that gives one line or none. A line says what to change, with the figure
+that it follows from, and how much it matters: `Advice.weight`, 0 to 1, the part of the exchange that is
+concerned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.format.header import Codec
+from sortshuffle.options import KIB, MIB, format_size
+from sortshuffle.report.exchanges import ExchangeFiles
+from sortshuffle.report.samples import ColumnSize, HeavyValue, Sampler, column_sizes, heavy_values
+from sortshuffle.storage.inspection.contents import Spread
+
+SKEW = (
+    5.0  # times the median; as for Spark's skewed joins (spark.sql.adaptive.skewJoin.skewedPartitionFactor)
+)
+LEAST_SKEW = MIB  # bytes that a large subpartition has more than the median: less takes no time
+SMALL = MIB  # bytes of a subpartition that is hardly worth a task: the least of Spark's adaptive execution
+GOOD = (
+    32 * MIB
+)  # bytes of a subpartition that is worth one: as much as a task of a frame joins (`coalescing`)
+SMALL_READ = 64 * KIB  # bytes; smaller extents are read at less than half of the speed (docs/benchmarks.md)
+WIDE = 2 / 3  # part of an exchange's bytes
+INCOMPRESSIBLE = 1.05  # raw bytes by stored bytes, below which the codec's time is wasted
+COMPRESSIBLE = 1.5  # the same, above which a codec is worth its time
+MOST_ADVICE = 3  # lines
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """An exchange and the samples of its rows. ``refusal``: why there are none; empty if there are."""
+
+    files: ExchangeFiles
+    columns: tuple[ColumnSize, ...] = ()
+    heavy: tuple[HeavyValue, ...] = ()
+    refusal: str = ""
+
+    @staticmethod
+    def of(files: ExchangeFiles, key: EncryptionKey | None = None) -> Findings:
+        """Take samples. ``key``: decrypts the rows. Raises OSError if files cannot be read."""
+        sampler = Sampler(files, key)
+        if sampler.refusal:
+            return Findings(files, refusal=sampler.refusal)
+        findings = Findings(files)
+        largest = sampler.rows(findings.spread.largest)
+        if largest is None:
+            return Findings(files, refusal="there are none")
+        columns = column_sizes(largest, files.header.codec)
+        if not findings.is_skewed:
+            return Findings(files, columns)
+        return Findings(files, columns, heavy_values(largest, sampler.rows(findings.middling)))
+
+    @property
+    def spread(self) -> Spread:
+        return Spread.of(self.files.bytes)
+
+    @property
+    def typical_bytes(self) -> float:
+        """The median of the subpartitions that are not empty; 0 if all are."""
+        filled = self.files.bytes[self.files.bytes > 0]
+        return float(np.median(filled)) if len(filled) else 0.0
+
+    @property
+    def middling(self) -> int:
+        """A subpartition of about the typical size."""
+        return int(np.abs(self.files.bytes - self.typical_bytes).argmin())
+
+    @property
+    def is_skewed(self) -> bool:
+        excess = self.spread.most - self.typical_bytes
+        return self.spread.most > SKEW * self.typical_bytes and excess >= LEAST_SKEW
+
+    @property
+    def name(self) -> str:
+        return f"exchange {self.files.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One line of advice. ``figure``: what was measured. ``remedy``: what to change."""
+
+    weight: float
+    figure: str
+    remedy: str
+
+
+def advice(every: Sequence[Findings]) -> list[Advice]:
+    """Return the lines of advice that matter most, the first one most."""
+    found = [each for findings in every for each in _advice_on(findings)]
+    return sorted(found, key=lambda each: -each.weight)[:MOST_ADVICE]
+
+
+def _advice_on(findings: Findings) -> Iterator[Advice]:
+    kinds = (_on_skew, _on_small_subpartitions, _on_small_reads, _on_a_wide_column, _on_codec, _on_retries)
+    for kind in kinds:
+        found = kind(findings) if findings.files.totals.bytes else None
+        if found is not None:
+            yield found
+
+
+def _on_skew(findings: Findings) -> Advice | None:
+    if not findings.is_skewed:
+        return None
+    spread, typical = findings.spread, findings.typical_bytes
+    figure = (
+        f"Subpartition {spread.largest} of {findings.name} has {format_size(spread.most)},"
+        f" {spread.most / typical:.0f} times the median."
+    )
+    remedy = "One task reads all of it: spread its keys over several, or set spark.sortshuffle.skew.factor."
+    if findings.heavy:
+        heaviest = findings.heavy[0]
+        figure += f" {heaviest.column} is {heaviest.value} in {heaviest.share:.0%} of its rows."
+        remedy = (
+            "One task reads all of it: treat this value apart (drop it, or add a second column to the key),"
+            " or set spark.sortshuffle.skew.factor."
+        )
+    return Advice((spread.most - typical) / int(findings.files.bytes.sum()), figure, remedy)
+
+
+def _on_small_subpartitions(findings: Findings) -> Advice | None:
+    size, number = int(findings.files.bytes.sum()), findings.files.subpartitions
+    enough = max(1, math.ceil(size / GOOD))
+    if size / number >= SMALL or number < 2 * max(enough, _FEW):
+        return None
+    return Advice(
+        1 - enough / number,
+        f"The {number:,} subpartitions of {findings.name} have {format_size(size / number)} each on average.",
+        f"A task for so little takes longer to start than to run: ask for about {max(enough, _FEW)}, or for"
+        " no number.",
+    )
+
+
+_FEW = 8  # subpartitions that are few in any case: a machine's cores should have something to do
+
+
+def _on_small_reads(findings: Findings) -> Advice | None:
+    files = findings.files
+    read = files.totals.bytes / files.totals.extents
+    regions = files.regions / files.map_outputs
+    if regions < 2 or read >= SMALL_READ:
+        return None
+    return Advice(
+        1 - 1 / regions,
+        f"A map output of {findings.name} has {regions:.0f} regions on average, and a read gets"
+        f" {format_size(read)}.",
+        "Tasks that may hold more write fewer and larger ones: raise spark.sortshuffle.memory, for the"
+        " manager's rows spark.sortshuffle.manager.memory.",
+    )
+
+
+def _on_a_wide_column(findings: Findings) -> Advice | None:
+    whole = sum(each.stored_bytes for each in findings.columns)
+    if len(findings.columns) < 2 or not whole:
+        return None
+    widest = max(findings.columns, key=lambda each: each.stored_bytes)
+    share = widest.stored_bytes / whole
+    if share < WIDE:
+        return None
+    return Advice(
+        share / 2,  # only if nobody reads it, which the files do not tell
+        f"Column {widest.name} is {share:.0%} of the bytes of {findings.name}.",
+        "If nothing reads it behind the exchange, leave it out before with select.",
+    )
+
+
+def _on_codec(findings: Findings) -> Advice | None:
+    totals, codec = findings.files.totals, findings.files.header.codec
+    if codec is Codec.NONE:
+        raw, stored = (
+            sum(each.raw_bytes for each in findings.columns),
+            sum(each.stored_bytes for each in findings.columns),
+        )
+        if not stored or raw / stored < COMPRESSIBLE:
+            return None
+        return Advice(
+            1 - stored / raw,
+            f"The rows of {findings.name} are stored as they are; LZ4 makes {stored / raw:.0%} of them.",
+            "Set spark.sortshuffle.codec to lz4.",
+        )
+    if totals.raw_bytes / totals.bytes >= INCOMPRESSIBLE:
+        return None
+    return Advice(
+        0.1,  # of a task's time, at most, goes into LZ4
+        f"{codec.name} saves {max(0.0, 1 - totals.bytes / totals.raw_bytes):.0%} of {findings.name}.",
+        "Rows that do not compress are written quicker with spark.sortshuffle.codec=none.",
+    )
+
+
+def _on_retries(findings: Findings) -> Advice | None:
+    files = findings.files
+    again = files.map_outputs - len(files.maps)
+    if not again:
+        return None
+    return Advice(
+        again / files.map_outputs,
+        f"{again:,} of {files.map_outputs:,} map outputs of {findings.name} were written again by another"
+        " attempt.",
+        "See in Spark's log why tasks were run again: lost executors, or speculation.",
+    )

@@ -1,0 +1,124 @@
+"""Pictures of an exchange, drawn by matplotlib as SVG that stands within a page; and the style of all of this
+project's pictures, for those of docs/comparison.md too.
+
+Rules
+* In a page, lines and letters take the colour of its text, so a picture is readable on light and on dark. A
+  picture in a file of its own stands on white.
+* The same figures give the same bytes.
+* matplotlib is loaded when the first picture is drawn. It is an extra: `pip install 'sortshuffle[report]'`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from xml.etree.ElementTree import Element, fromstring
+
+import numpy as np
+
+from sortshuffle.errors import UnsupportedError
+from sortshuffle.options import format_size
+from sortshuffle.report.heat_map import HeatMap
+from sortshuffle.storage.inspection.contents import Int64s
+
+ACCENT = "#2a7f62"  # for what is ours
+OTHER = "#9aa5b1"
+MOST_BARS = 256  # a bar takes at least 2 pixels of a page's width
+_TEXT = "#010203"  # stands for the colour of the page's text until the picture is drawn
+_TEXTS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_BACKGROUNDS = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+_WIDTH = 9.0  # inches, which a browser shows as large as the page is wide
+
+
+def sizes_plot(name: str, sizes: Int64s, typical: float) -> Element:
+    """Draw the bytes of each subpartition as bars; of many, the largest of neighbours as one. ``typical``:
+    bytes, drawn as a line. ``name``: what the picture's identifiers begin with, unique in its page."""
+    bars = min(len(sizes), MOST_BARS)
+    first = np.arange(bars) * len(sizes) // bars
+    largest = np.maximum.reduceat(sizes, first)
+    with drawing(_TEXT, "none") as figure_of:
+        figure = figure_of(figsize=(_WIDTH, 2.4))
+        axes = figure.subplots()
+        widths = np.diff(np.append(first, len(sizes)))
+        axes.bar(first, largest, widths, align="edge", color=ACCENT, linewidth=0)
+        axes.axhline(typical, color=_TEXT, linewidth=1, linestyle="--")
+        axes.set_xlim(0, len(sizes))
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("subpartition; the dashed line is the median of those that are not empty")
+        axes.yaxis.set_major_formatter(_as_size)
+        return _svg(figure, name)
+
+
+def heat_plot(name: str, heat: HeatMap) -> Element:
+    """Draw the bytes of regions (downwards) by subpartition (to the right): the more, the lighter. ``name``:
+    as above."""
+    cells = heat.cells
+    with drawing(_TEXT, "none") as figure_of:
+        figure = figure_of(figsize=(_WIDTH, 1.0 + min(3.0, 0.1 * len(cells) + 0.5)))
+        axes = figure.subplots()
+        shown = axes.imshow(
+            cells,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, heat.subpartitions, heat.regions, 0),
+            vmin=0,
+        )
+        axes.set_xlabel("subpartition")
+        axes.set_ylabel("region")
+        bar = figure.colorbar(shown, ax=axes, pad=0.01)
+        bar.ax.yaxis.set_major_formatter(_as_size)
+        return _svg(figure, name)
+
+
+def _as_size(value: float, position: int) -> str:
+    return format_size(value)
+
+
+@contextmanager
+def drawing(text: str, background: str) -> Iterator[Any]:
+    """Give the class of figures. Those made, drawn and saved within the block have this package's style.
+    ``text``, ``background``: colours. Raises `UnsupportedError` without matplotlib."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedError(
+            "a report needs matplotlib for its pictures: pip install 'sortshuffle[report]'"
+        ) from None
+    settings: Any = {
+        "svg.fonttype": "none",  # text stays text: it is found, and read aloud
+        "svg.hashsalt": "sortshuffle",
+        "font.family": "sans-serif",
+        "font.size": 9,
+        **dict.fromkeys(_TEXTS, text),
+        **dict.fromkeys(_BACKGROUNDS, background),
+    }
+    with mpl.rc_context(settings):
+        yield lambda **size: Figure(layout="constrained", **size)
+
+
+def _svg(figure: Any, name: str) -> Element:
+    """Return the picture as an element of a page, without names of namespaces. Its identifiers begin with
+    ``name``, because those of a page must be unique."""
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue().replace(_TEXT, "currentColor")
+    tree = fromstring(re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text))
+    for element in tree.iter():
+        element.tag = _local(element.tag)
+        for name in [name for name in element.attrib if name.startswith("{")]:
+            element.set(_local(name), element.attrib.pop(name))
+    for metadata in tree.findall("metadata"):
+        tree.remove(metadata)
+    for size in ("width", "height"):
+        tree.attrib.pop(size, None)  # as large as the page is wide
+    tree.set("aria-hidden", "true")  # the figure's label and the tables say it in words
+    return tree
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]

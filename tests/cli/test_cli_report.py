@@ -1,0 +1,94 @@
+"""`sortshuffle report` and `dump --summary`, which say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from built_outputs import CROWDED, build
+from run_cli import run, unlistable
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    home = tmp_path / "sortshuffle" / "app-1" / "host-1"
+    home.mkdir(parents=True)
+    build(home, map_index=0, attempt=100)
+    build(home, map_index=1, attempt=101)
+    build(home, exchange=4, map_index=0, attempt=102)
+    return tmp_path
+
+
+def test_a_report_of_a_directory(directory: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run("report", directory, "-o", page)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == f"{page}: 2 exchanges of 3 map outputs"
+    content = page.read_text()
+    assert "Exchange 3 of app-1" in content
+    assert "Exchange 4 of app-1" in content
+    assert content.endswith("</html>")
+
+
+def test_a_report_of_one_file_in_the_working_directory(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (data,) = directory.rglob("exchange-4-*.data")
+    result = run("report", data)
+    assert result.stdout.splitlines()[0] == "report.html: 1 exchange of 1 map output"
+    assert "Exchange 4 of app-1" in (tmp_path / "report.html").read_text()
+
+
+def test_the_report_and_the_summary_give_the_same_advice(directory: Path, tmp_path: Path) -> None:
+    reported = run("report", directory, "-o", tmp_path / "page.html").stdout.splitlines()[1:]
+    summary = run("dump", directory, "--summary").stdout.splitlines()
+    assert summary[: len(reported) - 1] == reported[1:]
+    assert "Exchange 3 of app-1" in summary
+
+
+def test_the_summary_has_the_figures_of_the_index(directory: Path) -> None:
+    lines = [line.split() for line in run("dump", directory, "--summary").stdout.splitlines()]
+    assert ["map", "outputs", "2,", "6", "regions"] in lines
+    largest = [line for line in lines if line[:1] == [str(CROWDED)]]
+    assert len(largest) == 2
+    assert ["k", "int64"] in [line[:2] for line in lines]
+
+
+def test_damage_is_said(directory: Path, tmp_path: Path) -> None:
+    (index,) = directory.rglob("exchange-4-*.index")
+    index.unlink()
+    result = run("report", directory, "-o", tmp_path / "page.html")
+    assert result.exit_code == 1
+    assert "the index file is missing" in (tmp_path / "page.html").read_text()
+    summary = run("dump", directory, "--summary")
+    assert summary.exit_code == 1
+    assert "the index file is missing" in summary.stdout
+
+
+def test_what_cannot_be_listed_is_passed_over(directory: Path, tmp_path: Path) -> None:
+    path = unlistable(directory)
+    result = run("report", directory, "-o", tmp_path / "page.html")
+    assert result.exit_code == 1
+    assert f"{path} is passed over" in result.stderr
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    result = run("report", tmp_path, "-o", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "there are no map outputs below" in result.stderr
+    assert "spark.sortshuffle.keep" in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_cannot_be_written(directory: Path, tmp_path: Path) -> None:
+    result = run("report", directory, "-o", tmp_path / "missing" / "page.html")
+    assert result.exit_code == 2
+    assert "the page cannot be written" in result.stderr
+
+
+@pytest.mark.parametrize("more", [["--json"], ["--records", "1"], ["--subpartition", "1"]])
+def test_the_summary_stands_alone(directory: Path, more: list[str]) -> None:
+    result = run("dump", directory, "--summary", *more)
+    assert result.exit_code == 2
+    assert "--summary stands alone" in result.stderr
