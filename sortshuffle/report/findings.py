@@ -1,8 +1,8 @@
 """What a report says of an exchange: its figures, samples of its rows, and the advice that follows from both.
 
-Each kind of advice is a function that gives one line or none. A line says what to change, with the figure
-that it follows from, and how much it matters: `Advice.weight`, 0 to 1, the part of the exchange that is
-concerned.
+Each kind of advice is a function that gives one line or none. A line says what to change, and which figure
+that follows from. The lines are sorted by the time of tasks that they might save. That is a rough estimate, made
+of a few costs, so it is not shown.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ WIDE = 2 / 3  # part of an exchange's bytes
 INCOMPRESSIBLE = 1.05  # raw bytes by stored bytes, below which the codec's time is wasted
 COMPRESSIBLE = 1.5  # the same, above which a codec is worth its time
 MOST_ADVICE = 3  # lines
+
+# Costs, in seconds, to sort advice by
+TASK = 0.02  # of a task of no rows, and
+EXTENT = 0.0001  # of a subpartition in each task that writes or reads it (spark.operators.partition_counts)
+BYTE = 10e-9  # of a byte in the task that reads it: the exchange of 10 M rows takes 8 ns (docs/comparison.md)
+CODEC_BYTE = 1e-9  # of a byte that LZ4 compresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +92,10 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One line of advice. ``figure``: what was measured. ``remedy``: what to change."""
+    """One line of advice. ``seconds``: what it might save, roughly. ``figure``: what was measured. ``remedy``:
+    what to change."""
 
-    weight: float
+    seconds: float
     figure: str
     remedy: str
 
@@ -96,7 +103,7 @@ class Advice:
 def advice(every: Sequence[Findings]) -> list[Advice]:
     """Return the lines of advice that matter most, the first one most."""
     found = [each for findings in every for each in _advice_on(findings)]
-    return sorted(found, key=lambda each: -each.weight)[:MOST_ADVICE]
+    return sorted(found, key=lambda each: -each.seconds)[:MOST_ADVICE]
 
 
 def _advice_on(findings: Findings) -> Iterator[Advice]:
@@ -123,7 +130,7 @@ def _on_skew(findings: Findings) -> Advice | None:
             "One task reads all of it: treat this value apart (drop it, or add a second column to the key),"
             " or set spark.sortshuffle.skew.factor."
         )
-    return Advice((spread.most - typical) / int(findings.files.bytes.sum()), figure, remedy)
+    return Advice((spread.most - typical) * BYTE, figure, remedy)
 
 
 def _on_small_subpartitions(findings: Findings) -> Advice | None:
@@ -132,7 +139,7 @@ def _on_small_subpartitions(findings: Findings) -> Advice | None:
     if size / number >= SMALL or number < 2 * max(enough, _FEW):
         return None
     return Advice(
-        1 - enough / number,
+        (number - max(enough, _FEW)) * TASK,
         f"The {number:,} subpartitions of {findings.name} have {format_size(size / number)} each on average.",
         f"A task for so little takes longer to start than to run: ask for about {max(enough, _FEW)}, or for"
         " no number.",
@@ -149,7 +156,7 @@ def _on_small_reads(findings: Findings) -> Advice | None:
     if regions < 2 or read >= SMALL_READ:
         return None
     return Advice(
-        1 - 1 / regions,
+        files.totals.extents * (1 - 1 / regions) * EXTENT,
         f"A map output of {findings.name} has {regions:.0f} regions on average, and a read gets"
         f" {format_size(read)}.",
         "Tasks that may hold more write fewer and larger ones: raise spark.sortshuffle.memory, for the"
@@ -166,7 +173,7 @@ def _on_a_wide_column(findings: Findings) -> Advice | None:
     if share < WIDE:
         return None
     return Advice(
-        share / 2,  # only if nobody reads it, which the files do not tell
+        share * findings.files.totals.bytes * BYTE / 2,  # half: somebody may read it
         f"Column {widest.name} is {share:.0%} of the bytes of {findings.name}.",
         "If nothing reads it behind the exchange, leave it out before with select.",
     )
@@ -182,14 +189,14 @@ def _on_codec(findings: Findings) -> Advice | None:
         if not stored or raw / stored < COMPRESSIBLE:
             return None
         return Advice(
-            1 - stored / raw,
+            (1 - stored / raw) * totals.bytes * BYTE / 2,  # half: of what is left
             f"The rows of {findings.name} are stored as they are; LZ4 makes {stored / raw:.0%} of them.",
             "Set spark.sortshuffle.codec to lz4.",
         )
     if totals.raw_bytes / totals.bytes >= INCOMPRESSIBLE:
         return None
     return Advice(
-        0.1,  # of a task's time, at most, goes into LZ4
+        totals.raw_bytes * CODEC_BYTE,
         f"{codec.name} saves {max(0.0, 1 - totals.bytes / totals.raw_bytes):.0%} of {findings.name}.",
         "Rows that do not compress are written quicker with spark.sortshuffle.codec=none.",
     )
@@ -201,7 +208,7 @@ def _on_retries(findings: Findings) -> Advice | None:
     if not again:
         return None
     return Advice(
-        again / files.map_outputs,
+        again / files.map_outputs * files.totals.bytes * BYTE,
         f"{again:,} of {files.map_outputs:,} map outputs of {findings.name} were written again by another"
         " attempt.",
         "See in Spark's log why tasks were run again: lost executors, or speculation.",

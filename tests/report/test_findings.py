@@ -10,7 +10,7 @@ import pytest
 from outputs_with_rows import exchange_of, write
 
 from sortshuffle.format.header import Codec
-from sortshuffle.report.findings import MOST_ADVICE, Findings, advice
+from sortshuffle.report.findings import EXTENT, MOST_ADVICE, Findings, advice
 
 
 def random_texts(count: int, letters: int = 100, seed: int = 1) -> list[bytes]:
@@ -91,7 +91,7 @@ def test_small_reads_come_from_too_little_memory(tmp_path: Path) -> None:
     )
     (line,) = [each for each in advice([found(tmp_path)]) if "regions" in each.figure]
     assert "spark.sortshuffle.memory" in line.remedy
-    assert line.weight == pytest.approx(0.9)
+    assert line.seconds == pytest.approx(0.9 * 40 * EXTENT)
 
 
 def test_a_wide_column_is_named_with_its_part_of_the_bytes(tmp_path: Path) -> None:
@@ -131,9 +131,9 @@ def test_the_advice_that_matters_most_comes_first_and_the_rest_is_left_out(tmp_p
     rows = pa.table({"k": np.arange(size) % 3, "text": random_texts(size)})
     write(tmp_path, rows, places, regions=40)
     write(tmp_path, rows, places, attempt=200, regions=40)
-    weights = [each.weight for each in advice([found(tmp_path)])]
-    assert len(weights) == MOST_ADVICE
-    assert weights == sorted(weights, reverse=True)
+    seconds = [each.seconds for each in advice([found(tmp_path)])]
+    assert len(seconds) == MOST_ADVICE
+    assert seconds == sorted(seconds, reverse=True)
 
 
 def test_an_exchange_without_rows_has_no_advice(tmp_path: Path) -> None:

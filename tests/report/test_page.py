@@ -1,4 +1,4 @@
-"""The page of a report: well-formed and whole, with the figures of the index, and names that are only text."""
+"""The page of a report: well-formed and whole, with the figures of the index; names in it are only text."""
 
 from __future__ import annotations
 
