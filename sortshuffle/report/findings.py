@@ -1,8 +1,8 @@
 """What a report says of an exchange: its figures, samples of its rows, and the advice that follows from both.
 
-Each kind of advice is a function that gives one line or none. A line says what to change, and which figure
-that follows from. The lines are sorted by the time of tasks that they might save. That is a rough estimate, made
-of a few costs, so it is not shown.
+Each kind of advice is a function that gives one line or none. A line has the figure that was measured, and
+says what to change. The lines are sorted by the time of tasks that they might save. This time is a rough
+estimate, so it is not shown.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One line of advice. ``seconds``: what it might save, roughly. ``figure``: what was measured. ``remedy``:
-    what to change."""
+    """One line of advice. ``seconds``: what it might save, roughly. ``figure``: what was measured.
+    ``remedy``: what to change."""
 
     seconds: float
     figure: str

@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from xml.etree.ElementTree import Element, fromstring
 import numpy as np
 
 from sortshuffle.errors import UnsupportedError
-from sortshuffle.options import format_size
+from sortshuffle.options import KIB, format_size
 from sortshuffle.report.heat_map import HeatMap
 from sortshuffle.storage.inspection.contents import Int64s
 
@@ -49,7 +50,7 @@ def sizes_plot(name: str, sizes: Int64s, typical: float) -> Element:
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("subpartition; the dashed line is the median of those that are not empty")
-        axes.yaxis.set_major_formatter(_as_size)
+        _mark_sizes(axes.yaxis, int(largest.max()))
         return _svg(figure, name)
 
 
@@ -70,12 +71,20 @@ def heat_plot(name: str, heat: HeatMap) -> Element:
         axes.set_xlabel("subpartition")
         axes.set_ylabel("region")
         bar = figure.colorbar(shown, ax=axes, pad=0.01)
-        bar.ax.yaxis.set_major_formatter(_as_size)
+        _mark_sizes(bar.ax.yaxis, int(cells.max()))
         return _svg(figure, name)
 
 
-def _as_size(value: float, position: int) -> str:
-    return format_size(value)
+def _mark_sizes(axis: Any, most: int) -> None:
+    """Put ticks at round sizes from 0 up to ``most`` bytes."""
+    unit = KIB ** max(0, int(math.log(max(most, 1), KIB)))
+    step = next(each for each in _STEPS if most <= _MOST_TICKS * each * unit) * unit
+    ticks = range(0, most + 1, step)
+    axis.set_ticks(list(ticks), [f"{tick // unit} {format_size(unit).split()[1]}" for tick in ticks])
+
+
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # of a unit, of which an axis has less than 1024
+_MOST_TICKS = 5
 
 
 @contextmanager
