@@ -15,7 +15,7 @@ import numpy as np
 
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec
-from sortshuffle.options import KIB, MIB, format_size
+from sortshuffle.options import MIB, format_size
 from sortshuffle.report.exchanges import ExchangeFiles
 from sortshuffle.report.samples import ColumnSize, HeavyValue, Sampler, column_sizes, heavy_values
 from sortshuffle.storage.inspection.contents import Spread
@@ -28,7 +28,6 @@ SMALL = MIB  # bytes of a subpartition that is hardly worth a task: the least of
 GOOD = (
     32 * MIB
 )  # bytes of a subpartition that is worth one: as much as a task of a frame joins (`coalescing`)
-SMALL_READ = 64 * KIB  # bytes; smaller extents are read at less than half of the speed (docs/benchmarks.md)
 WIDE = 2 / 3  # part of an exchange's bytes
 INCOMPRESSIBLE = 1.05  # raw bytes by stored bytes, below which the codec's time is wasted
 COMPRESSIBLE = 1.5  # the same, above which a codec is worth its time
@@ -38,6 +37,7 @@ MOST_ADVICE = 3  # lines
 TASK = 0.02  # of a task of no rows, and
 EXTENT = 0.0001  # of a subpartition in each task that writes or reads it (spark.operators.partition_counts)
 BYTE = 10e-9  # of a byte in the task that reads it: the exchange of 10 M rows takes 8 ns (docs/comparison.md)
+SMALL_READ = EXTENT / BYTE  # bytes that a task reads in the time that it takes to begin
 CODEC_BYTE = 1e-9  # of a byte that LZ4 compresses
 
 

@@ -83,7 +83,7 @@ def test_many_small_subpartitions_are_too_many(tmp_path: Path) -> None:
 
 
 def test_small_reads_come_from_too_little_memory(tmp_path: Path) -> None:
-    size = 40_000
+    size = 4_000
     rows = pa.table({"a": np.random.default_rng(1).integers(0, 1 << 62, size), "b": np.arange(size)})
     write(tmp_path, rows, np.arange(size) % 4, regions=10)
     assert "A map output of exchange 3 has 10 regions on average, and a read gets " in " ".join(
