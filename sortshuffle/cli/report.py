@@ -16,6 +16,7 @@ from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UsageError
 from sortshuffle.report.findings import Findings
 from sortshuffle.report.page import PairWithFault, Report, report_page
+from sortshuffle.report.plots import check_can_draw
 
 
 @click.command(short_help="Write a page on what map outputs hold, and what to change first.")
@@ -41,6 +42,7 @@ def report(path: str, output: str, key_file: str | None) -> None:
     at, 2 the call is wrong, or there is nothing to report, 4 the store refuses or does not answer, or its
     library is not installed.
     """
+    check_can_draw()  # before many files are looked at
     with storage_errors():
         key, passed_over = read_key(key_file), PassedOver()
         listing = listing_of(path, key, passed_over)

@@ -200,7 +200,7 @@ def _heavy(body: Element, findings: Findings) -> None:
         return
     add(body, "h3", text=f"What makes subpartition {findings.spread.largest} large")
     rows = [
-        (False, [each.column, each.value[:60], f"{each.share:.0%}", f"{each.elsewhere:.1%}"])
+        (False, [each.column, each.value, f"{each.share:.0%}", f"{each.elsewhere:.1%}"])
         for each in findings.heavy
     ]
     add_table(body, ["column", "value", "of its rows", f"of those of {findings.middling}"], rows)

@@ -91,13 +91,7 @@ _MOST_TICKS = 5
 def drawing(text: str, background: str) -> Iterator[Any]:
     """Give the class of figures. Those made, drawn and saved within the block have this package's style.
     ``text``, ``background``: colours. Raises `UnsupportedError` without matplotlib."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError(
-            "a report needs matplotlib for its pictures: pip install 'sortshuffle[report]'"
-        ) from None
+    mpl, new_figure = _matplotlib()
     settings: Any = {
         "svg.fonttype": "none",  # text stays text: it is found, and read aloud
         "svg.hashsalt": "sortshuffle",
@@ -107,7 +101,24 @@ def drawing(text: str, background: str) -> Iterator[Any]:
         **dict.fromkeys(_BACKGROUNDS, background),
     }
     with mpl.rc_context(settings):
-        yield lambda **size: Figure(layout="constrained", **size)
+        yield lambda **size: new_figure(layout="constrained", **size)
+
+
+def check_can_draw() -> None:
+    """Raise `UnsupportedError` if matplotlib is missing."""
+    _matplotlib()
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    """Return matplotlib and its class of figures. Raises `UnsupportedError` if it is missing."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedError(
+            "a report needs matplotlib for its pictures: pip install 'sortshuffle[report]'"
+        ) from None
+    return mpl, Figure
 
 
 def _svg(figure: Any, name: str) -> Element:

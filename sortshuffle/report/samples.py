@@ -30,6 +30,7 @@ SAMPLE_MAP_OUTPUTS = 16  # map outputs to take them from
 LEAST_SHARE = 0.1  # of a subpartition's rows that have one value, to name the value
 LEAST_FACTOR = 2.0  # how many times the share that the value has in another subpartition
 MOST_VALUES = 3  # to name
+MOST_LETTERS = 60  # of a value to show
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ def _share_of(value: pa.Scalar, column: pa.ChunkedArray) -> float:
 
 def _as_text(value: pa.Scalar) -> str:
     try:
-        return repr(value.as_py())
+        text = repr(value.as_py())
     except (ValueError, OverflowError, ImportError, LookupError):
-        return text_of(value)
+        text = text_of(value)
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."

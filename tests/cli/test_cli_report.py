@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,13 @@ def test_the_summary_stands_alone(directory: Path, more: list[str]) -> None:
     result = run("dump", directory, "--summary", *more)
     assert result.exit_code == 2
     assert "--summary stands alone" in result.stderr
+
+
+def test_without_matplotlib_the_remedy_is_said(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("report", directory, "-o", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "pip install 'sortshuffle[report]'" in result.stderr
+    assert run("dump", directory, "--summary").exit_code == 0

@@ -14,6 +14,7 @@ from outputs_with_rows import exchange_of, write
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.report.exchanges import ExchangeFiles
 from sortshuffle.report.samples import (
+    MOST_LETTERS,
     SAMPLE_MAP_OUTPUTS,
     HeavyValue,
     Sampler,
@@ -58,6 +59,11 @@ def test_nulls_are_a_value() -> None:
     rows = pa.table({"k": pa.array([None] * 6 + ["a"] * 4)})
     others = pa.table({"k": pa.array([None, "b", "c", "d"])})
     assert heavy_values(rows, others) == (HeavyValue("k", "None", 0.6, 0.25),)
+
+
+def test_long_values_are_cut() -> None:
+    (found,) = heavy_values(pa.table({"k": ["a" * 1000]}), None)
+    assert found.value == "'" + "a" * (MOST_LETTERS - 1) + "..."
 
 
 def test_without_other_rows_frequent_values_are_named() -> None:
