@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from service_figures import IDLE, LARGE, QUIET, STALLED, STATUS
 
+from sortshuffle.html_page import MOST_ROWS
 from sortshuffle.service.pages.status import ServiceStatus
-from sortshuffle.service.pages.status_page import MOST_ROWS, REFRESH, Throughput, status_page
+from sortshuffle.service.pages.status_page import REFRESH, Throughput, status_page
 
 VOID = {"meta", "br", "link", "img", "input"}
 
