@@ -93,6 +93,16 @@ def add_card(cards: Element, title: str, figure: str, lines: Iterable[str]) -> E
     return card
 
 
+def add_figure(body: Element, picture: Element, title: str, label: str) -> None:
+    """Add a picture with its title above. ``label``: what it shows, for those who cannot see it."""
+    add(body, "h3", text=title)
+    figure = add(body, "figure")
+    figure.set("role", "img")
+    figure.set("aria-label", f"{title}: {label}")
+    figure.append(picture)
+    add(body, "p", "soft", label)
+
+
 def add_table(body: Element, names: Sequence[str], rows: Sequence[tuple[bool, Sequence[str]]]) -> None:
     """Add a table. ``rows``: whether to mark the row, and its cells."""
     if not rows:

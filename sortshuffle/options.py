@@ -341,6 +341,15 @@ class Options:
         "Leave map outputs when the application ends. Needs spark.sortshuffle.dir, because Spark deletes"
         " its own directories.",
     )
+    report: str = _option(
+        "",
+        "report",
+        _path,
+        "an absolute local path",
+        "",
+        "Directory on the driver's host that gets a report when the application ends:"
+        " <application>.html. Empty: no report. Needs matplotlib.",
+    )
     grace: float = _option(
         600.0,
         "grace",

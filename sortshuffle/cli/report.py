@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 import click
 
-from sortshuffle import calls
-from sortshuffle.cli.exchanges import Listing, listing_of
+from sortshuffle.cli.exchanges import listing_of
 from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.output import ConsoleOutput, plural
 from sortshuffle.cli.pair_report import AnyPath
+from sortshuffle.cli.report_files import report_on, write_page
 from sortshuffle.cli.summary import print_advice
 from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UsageError
 from sortshuffle.report.findings import Findings
-from sortshuffle.report.page import PairWithFault, Report, report_page
+from sortshuffle.report.page import report_page
 from sortshuffle.report.plots import check_can_draw
 
 
@@ -52,24 +50,10 @@ def report(path: str, output: str, key_file: str | None) -> None:
                 " spark.sortshuffle.keep is true"
             )
         found = [Findings.of(exchange, key) for exchange in listing.exchanges]
-        page = report_page(_report(path, listing, found))
-    _write(output, page)
+        page = report_page(report_on(path, listing, found))
+    write_page(output, page)
     out = ConsoleOutput()
     out.line(f"{output}: {plural(len(found), 'exchange')} of {plural(len(listing.looks), 'map output')}")
     print_advice(out, found)
     if listing.wrong or passed_over.documents:
         raise SystemExit(1)
-
-
-def _report(path: str, listing: Listing, found: list[Findings]) -> Report:
-    wrong = [PairWithFault(each.inspection.base, each.reason) for each in listing.wrong]
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return Report(path, now, len(listing.looks), found, wrong)
-
-
-def _write(path: str, page: bytes) -> None:
-    try:
-        with calls.open_file(path, "wb") as file:
-            file.write(page)
-    except OSError as error:
-        raise UsageError(f"the page cannot be written: {error}") from error

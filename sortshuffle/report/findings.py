@@ -16,6 +16,7 @@ import numpy as np
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec
 from sortshuffle.options import MIB, format_size
+from sortshuffle.report.application import ApplicationRun
 from sortshuffle.report.exchanges import ExchangeFiles
 from sortshuffle.report.samples import ColumnSize, HeavyValue, Sampler, column_sizes, heavy_values
 from sortshuffle.storage.inspection.contents import Spread
@@ -28,6 +29,7 @@ SMALL = MIB  # bytes of a subpartition that is hardly worth a task: the least of
 GOOD = (
     32 * MIB
 )  # bytes of a subpartition that is worth one: as much as a task of a frame joins (`coalescing`)
+LEAST_SPILLED = 16 * MIB  # bytes that a stage puts aside: less takes no time
 WIDE = 2 / 3  # part of an exchange's bytes
 INCOMPRESSIBLE = 1.05  # raw bytes by stored bytes, below which the codec's time is wasted
 COMPRESSIBLE = 1.5  # the same, above which a codec is worth its time
@@ -38,6 +40,7 @@ TASK = 0.02  # of a task of no rows, and
 EXTENT = 0.0001  # of a subpartition in each task that writes or reads it (spark.operators.partition_counts)
 BYTE = 10e-9  # of a byte in the task that reads it: the exchange of 10 M rows takes 8 ns (docs/comparison.md)
 SMALL_READ = EXTENT / BYTE  # bytes that a task reads in the time that it takes to begin
+SPILLED_BYTE = 2 * BYTE  # of a byte that is written and read once more
 CODEC_BYTE = 1e-9  # of a byte that LZ4 compresses
 
 
@@ -100,9 +103,11 @@ class Advice:
     remedy: str
 
 
-def advice(every: Sequence[Findings]) -> list[Advice]:
-    """Return the lines of advice that matter most, the first one most."""
+def advice(every: Sequence[Findings], run: ApplicationRun | None = None) -> list[Advice]:
+    """Return the lines of advice that matter most, the first one most. ``run``: what the application did."""
     found = [each for findings in every for each in _advice_on(findings)]
+    if run is not None:
+        found += [*_on_spilled_runs(run), *_on_spilling_stages(run)]
     return sorted(found, key=lambda each: -each.seconds)[:MOST_ADVICE]
 
 
@@ -144,6 +149,30 @@ def _on_small_subpartitions(findings: Findings) -> Advice | None:
         f"A task for so little takes longer to start than to run: ask for about {max(enough, _FEW)}, or for"
         " no number.",
     )
+
+
+def _on_spilled_runs(run: ApplicationRun) -> Iterator[Advice]:
+    """Python stages whose joins, sorts or groups put rows aside."""
+    for stage in run.python_stages:
+        spilled = stage.metrics.counts["bytes_spilled"]
+        if spilled >= LEAST_SPILLED:
+            yield Advice(
+                spilled * SPILLED_BYTE,
+                f"Python stage {stage.number} put {format_size(spilled)} of rows aside in"
+                f" {stage.metrics.seconds['spill']:.1f} s of its tasks, because their memory was full.",
+                "Raise spark.sortshuffle.memory, or ask for more partitions.",
+            )
+
+
+def _on_spilling_stages(run: ApplicationRun) -> Iterator[Advice]:
+    for stage in run.stages:
+        if stage.spilled_bytes >= LEAST_SPILLED:
+            yield Advice(
+                stage.spilled_bytes * SPILLED_BYTE,
+                f"Stage {stage.label} spilled {format_size(stage.spilled_bytes)}, because Spark's memory for"
+                " its tasks was full.",
+                "Raise spark.executor.memory, or ask for more partitions.",
+            )
 
 
 _FEW = 8  # subpartitions that are few in any case: a machine's cores should have something to do

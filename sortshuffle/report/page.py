@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from sortshuffle.html_page import add, add_card, add_table, document, new_page
+from sortshuffle.html_page import add, add_card, add_figure, add_table, document, new_page
 from sortshuffle.options import format_size
+from sortshuffle.report.application import ApplicationRun
+from sortshuffle.report.application_section import add_run
 from sortshuffle.report.findings import Findings, advice
 from sortshuffle.report.plots import heat_plot, sizes_plot
 from sortshuffle.version import __version__
@@ -31,13 +33,15 @@ class PairWithFault:
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a page shows. ``source``: the path or URL that was looked at. ``time``: when, as text.
-    ``map_outputs``: found, those with faults among them."""
+    ``map_outputs``: found, those with faults among them. ``run``: what the application did, where
+    that is known."""
 
     source: str
     time: str
     map_outputs: int
     findings: Sequence[Findings]
     wrong: Sequence[PairWithFault] = ()
+    run: ApplicationRun | None = None
 
 
 def report_page(report: Report) -> bytes:
@@ -45,6 +49,8 @@ def report_page(report: Report) -> bytes:
     page, body = new_page(f"sortshuffle: {report.source}")
     _title(body, report)
     _advice(body, report)
+    if report.run is not None:
+        add_run(body, report.run)
     shown = sorted(report.findings, key=lambda each: -each.files.totals.bytes)[:MOST_EXCHANGES]
     in_order = sorted(shown, key=lambda each: (each.files.application, each.files.number))
     for number, findings in enumerate(in_order):
@@ -64,7 +70,7 @@ def _title(body: Element, report: Report) -> None:
 
 def _advice(body: Element, report: Report) -> None:
     add(body, "h2", text="What to change first")
-    lines = advice(report.findings)
+    lines = advice(report.findings, report.run)
     if not lines:
         add(body, "p", "good" if report.findings else "soft", "Nothing stands out.")
         return
@@ -83,14 +89,14 @@ def _exchange(body: Element, findings: Findings, name: str) -> None:
     add(body, "h2", "chapter", f"Exchange {files.number} of {files.application or 'an unnamed application'}")
     _cards(add(body, "div", "cards"), findings)
     if files.totals.bytes:
-        _figure(
+        add_figure(
             body,
             sizes_plot(f"{name}-sizes", files.bytes, findings.typical_bytes),
             "Bytes of each subpartition",
             f"{_plural(files.subpartitions, 'subpartition')}; the largest, {findings.spread.largest}, has"
             f" {format_size(findings.spread.most)}, the median is {format_size(findings.spread.median)}",
         )
-        _figure(
+        add_figure(
             body,
             heat_plot(f"{name}-regions", files.heat),
             "Bytes of each region, by subpartition",
@@ -138,16 +144,6 @@ def _cards(cards: Element, findings: Findings) -> None:
 def _per_row(findings: Findings) -> str:
     rows = findings.files.heat.regions_per_row
     return "one in each row" if rows == 1 else f"{rows} in each row"
-
-
-def _figure(body: Element, picture: Element, title: str, label: str) -> None:
-    """Add a picture with its title above. ``label``: what it shows, for those who cannot see it."""
-    add(body, "h3", text=title)
-    figure = add(body, "figure")
-    figure.set("role", "img")
-    figure.set("aria-label", f"{title}: {label}")
-    figure.append(picture)
-    add(body, "p", "soft", label)
 
 
 def _largest(body: Element, findings: Findings) -> None:

@@ -1,5 +1,5 @@
-"""Pictures of an exchange, drawn by matplotlib as SVG that stands within a page; and the style of all of this
-project's pictures, for those of docs/comparison.md too.
+"""Pictures of exchanges and of what an application did, drawn by matplotlib as SVG that stands within a page;
+and the style of all of this project's pictures, for those of docs/comparison.md too.
 
 Rules
 * In a page, lines and letters take the colour of its text, so a picture is readable on light and on dark. A
@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring
@@ -22,12 +22,14 @@ import numpy as np
 
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import KIB, format_size
+from sortshuffle.report.application import ApplicationRun, SparkStage
 from sortshuffle.report.heat_map import HeatMap
 from sortshuffle.storage.inspection.contents import Int64s
 
 ACCENT = "#2a7f62"  # for what is ours
 OTHER = "#9aa5b1"
 MOST_BARS = 256  # a bar takes at least 2 pixels of a page's width
+MOST_STAGES = 40  # in a timeline
 _TEXT = "#010203"  # stands for the colour of the page's text until the picture is drawn
 _TEXTS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 _BACKGROUNDS = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
@@ -72,6 +74,50 @@ def heat_plot(name: str, heat: HeatMap) -> Element:
         axes.set_ylabel("region")
         bar = figure.colorbar(shown, ax=axes, pad=0.01)
         _mark_sizes(bar.ax.yaxis, int(cells.max()))
+        return _svg(figure, name)
+
+
+def longest(stages: Sequence[SparkStage]) -> list[SparkStage]:
+    """Return the stages that a timeline has room for, the longest, in the order in which they began."""
+    kept = sorted(stages, key=lambda stage: stage.begin - stage.end)[:MOST_STAGES]
+    return [stage for stage in stages if stage in kept]
+
+
+def timeline_plot(name: str, run: ApplicationRun) -> Element:
+    """Draw when each stage ran, the first at the top. ``name``: as above."""
+    shown = longest(run.stages)
+    places = range(len(shown))
+    with drawing(_TEXT, "none") as figure_of:
+        figure = figure_of(figsize=(_WIDTH, 0.8 + 0.18 * len(shown)))
+        axes = figure.subplots()
+        axes.barh(
+            places,
+            [stage.end - stage.begin for stage in shown],
+            left=[stage.begin for stage in shown],
+            color=[ACCENT if stage.is_own else OTHER for stage in shown],
+        )
+        axes.set_yticks(places, [stage.label for stage in shown])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_ylabel("stage")
+        axes.set_xlabel(
+            "seconds after the application began; green: stages that write exchanges of frames and RDDs"
+        )
+        return _svg(figure, name)
+
+
+def steps_plot(name: str, steps: Sequence[tuple[str, float]]) -> Element:
+    """Draw the seconds of each step, the longest at the top. ``name``: as above."""
+    places = range(len(steps))
+    with drawing(_TEXT, "none") as figure_of:
+        figure = figure_of(figsize=(_WIDTH, 0.6 + 0.18 * len(steps)))
+        axes = figure.subplots()
+        axes.barh(places, [seconds for _, seconds in steps], color=ACCENT)
+        axes.set_yticks(places, [step for step, _ in steps])
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("seconds, the sum over all tasks and their threads")
         return _svg(figure, name)
 
 

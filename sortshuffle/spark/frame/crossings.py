@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from sortshuffle.spark.session.application_report import note_crossing
+
 LOGGER = "sortshuffle.frame"
 
 _log = logging.getLogger(LOGGER)
@@ -47,8 +49,9 @@ Note: TypeAlias = Crossing | SparkFunction
 
 
 def log(note: Note) -> None:
-    """Log a crossing or a function, at INFO."""
+    """Log a crossing or a function, at INFO, and note it for the report on the application."""
     _log.info("%s", note.describe())
+    note_crossing(note.describe())
 
 
 def united(notes: Iterable[tuple[Note, ...]]) -> tuple[Note, ...]:

@@ -36,7 +36,7 @@ from sortshuffle.spark.session.planner_choice import planner_of
 from sortshuffle.spark.session.requirements import application_of, context_of, require_session
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.session.session_settings import SessionSettings
-from sortshuffle.spark.worker.reports import SourceReports
+from sortshuffle.spark.worker.reports import SourceReports, report_at_end
 from sortshuffle.spark.worker.stages import Opening, Step
 
 _numbers = itertools.count(1)  # of exchanges and stages: unique in the driver, ascending along the data
@@ -71,9 +71,11 @@ class FrameContext:
         """Take the session's current settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
         settings = SessionSettings.of(session)
+        options, context, application = settings.options, context_of(session), settings.application
+        report_at_end(context, options, application, settings.services.key)
         return FrameContext(
             session,
-            shared_storage.note_use(context_of(session), settings.options, settings.application),
+            shared_storage.note_use(context, options, application),
             settings.conf,
             settings.case_sensitive,
             SourceReports.of(session),

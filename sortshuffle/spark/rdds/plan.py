@@ -48,7 +48,7 @@ from sortshuffle.spark.session.requirements import (
 )
 from sortshuffle.spark.session.service import NO_SERVICE, ServiceSettings
 from sortshuffle.spark.session.sparks_shuffle import check_sparks_shuffle
-from sortshuffle.spark.worker.reports import SourceReports, wants_log
+from sortshuffle.spark.worker.reports import SourceReports, report_at_end, wants_log
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,10 @@ class RddContext:
             settings = of_context
         options = Options.of(settings)
         check_sparks_shuffle(of_context, options)
-        options = shared_storage.note_use(context, options, context.applicationId)
-        services = ServiceSettings.of(options, context.applicationId, of_context)
+        application = context.applicationId
+        services = ServiceSettings.of(options, application, of_context)
+        report_at_end(context, options, application, services.key)
+        options = shared_storage.note_use(context, options, application)
         return RddContext(context, options, SourceReports(context), services)
 
 

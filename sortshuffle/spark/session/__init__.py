@@ -9,6 +9,7 @@ planner_choice                         chooses the planner of a session
 sparks_shuffle                         refuses settings of Spark's shuffle that control rows rule out
 control_shuffles                       Spark's shuffle of one exchange, and when it is left to Spark
 service, forgotten_exchanges           the application's shuffle services; exchanges that Spark has forgotten
+application_end, application_report    what is done when the application ends; its report
 shared_storage                         the application's directory on storage that every host sees
 java                                   short ways to the driver's JVM
 naming                                 names of stages and RDDs in Spark's UI

@@ -14,20 +14,25 @@ The task writes its line to the log itself: Python logging, logger `LOGGER`, lev
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, finalize
 
 from pyspark import SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
 
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.metrics import FIGURES, TaskMetrics
+from sortshuffle.options import Options
+from sortshuffle.spark.session.application_report import note_use
 from sortshuffle.spark.session.requirements import context_of
 
 LOGGER = "sortshuffle.task"
@@ -122,16 +127,25 @@ class AccumulatorReporter:
 
 
 class _Ledger:
-    """The value of the accumulator on the driver: passes reports on to their sources."""
+    """The value of the accumulator on the driver: passes reports on to their sources.
+
+    If it ``keeps`` totals, those of sources that are gone stay, summed up by stage."""
 
     def __init__(self, context: SparkContext) -> None:
+        self.keeps = False
         self._numbers = itertools.count(1)
         self._sources: WeakValueDictionary[int, SourceReports] = WeakValueDictionary()
         self._accumulator: Accumulator[Any] = context.accumulator(self, _Delivery())
+        # Of sources that are gone. The garbage collector appends, at any time, so there is no lock.
+        self._left: deque[dict[Key, TaskReport]] = deque()
+        self._totals: dict[int, StageTotals] = {}
+        self._lock = threading.Lock()  # of _totals
 
     def enter(self, reports: SourceReports) -> Reporter:
         number = next(self._numbers)
         self._sources[number] = reports
+        finalize(reports, self._leave, reports._reports)
+        self._add_up()
         return AccumulatorReporter(self._accumulator, number)
 
     def deliver(self, updates: Updates) -> None:
@@ -139,6 +153,26 @@ class _Ledger:
             reports = self._sources.get(source)
             if reports is not None:
                 reports.add(key, report)
+
+    def totals(self) -> list[StageTotals]:
+        """Return the totals of all stages so far."""
+        living = [item for each in list(self._sources.values()) for item in each.value.items()]
+        with self._lock:
+            self._add_left()
+            gone = copy.deepcopy(self._totals)
+        return stage_totals(living, gone)
+
+    def _leave(self, reports: dict[Key, TaskReport]) -> None:
+        if self.keeps:
+            self._left.append(reports)
+
+    def _add_up(self) -> None:
+        with self._lock:
+            self._add_left()
+
+    def _add_left(self) -> None:
+        while self._left:
+            stage_totals(self._left.popleft().items(), self._totals)
 
 
 class _Delivery(AccumulatorParam[Any]):  # type: ignore[misc]  # mypy does not look into pyspark
@@ -166,6 +200,17 @@ def _ledger_of(context: SparkContext) -> _Ledger:
         return _ledgers[context]
 
 
+def report_at_end(
+    context: SparkContext | None, options: Options, application: str, key: EncryptionKey | None
+) -> None:
+    """Have a report written when the application ends, if these settings want one
+    (`session.application_report`). From then on the totals of all stages are kept, also of frames and RDDs
+    that are gone. ``key``: of encrypted files. Raises `UnsupportedError` without the library that draws."""
+    if context is not None:
+        ledger = _ledger_of(context)
+        ledger.keeps |= note_use(context, options, application, ledger.totals, key)
+
+
 # ---- totals -------------------------------------------------------------------------------------------
 
 
@@ -191,9 +236,11 @@ class StageTotals:
             self.directories.add(report.directory)
 
 
-def stage_totals(reports: Iterable[tuple[Key, TaskReport]]) -> list[StageTotals]:
-    """Return one total per stage, in stage order."""
-    totals: dict[int, StageTotals] = {}
+def stage_totals(
+    reports: Iterable[tuple[Key, TaskReport]], totals: dict[int, StageTotals] | None = None
+) -> list[StageTotals]:
+    """Return one total per stage, in stage order. ``totals``: those to add to, by stage."""
+    totals = {} if totals is None else totals
     for (stage, _), report in reports:
         totals.setdefault(stage, StageTotals(stage)).add(report)
     return [totals[stage] for stage in sorted(totals)]

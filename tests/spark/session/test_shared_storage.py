@@ -42,7 +42,7 @@ def root(
         yield store
         spark.conf.unset(DIR)
         # the session outlives this store
-        shared_storage._ends[spark.sparkContext.applicationId, os.getpid()]._kept.pop(store.root, None)
+        shared_storage._remains[spark.sparkContext.applicationId, os.getpid()]._kept.pop(store.root, None)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import java.io.OutputStream;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -19,8 +20,8 @@ import org.apache.spark.SparkEnv;
 import scala.Tuple2;
 
 /**
- * Runs the Python program that finds the engine of this host, or starts it (docs/manager.md, "Starting the
- * engine").
+ * Runs Python programs of this package: the one that finds the engine of this host, or starts it
+ * (docs/manager.md, "Starting the engine"), and the one that writes the report on an application.
  *
  * <p>Its output goes to files, not to pipes: the engine's process may keep what it inherits open for as long
  * as it lives, and nobody would read a pipe to its end.
@@ -31,8 +32,8 @@ final class Launcher {
     private static final String MODULE = "sortshuffle.service.host.jvm_launch";
 
     /**
-     * For the launcher. It takes half a second. It waits up to 30 s for another launcher, and up to 30 s for
-     * the engine; a host that is short of everything may need more.
+     * For a program. The launcher takes half a second. It waits up to 30 s for another launcher, and up to 30
+     * s for the engine; a host that is short of everything may need more.
      */
     private static final long TIMEOUT_SECONDS = 120;
 
@@ -58,16 +59,35 @@ final class Launcher {
      */
     static Place launch(String token, String secret, long driver) throws IOException {
         SparkConf conf = SparkEnv.get().conf();
-        String python = python(conf);
         String sparkHost = SparkEnv.get().blockManager().blockManagerId().host();
+        try {
+            String answer =
+                    answer(conf, MODULE, JSON.writeValueAsBytes(request(conf, token, secret, driver)));
+            return place(answer, sparkHost, conf);
+        } catch (InterruptedIOException e) {
+            throw e;
+        } catch (IOException e) {
+            throw new IOException(
+                    "The shuffle engine of this host cannot be started by " + e.getMessage(), e);
+        }
+    }
+
+    /**
+     * Runs a module of this package's Python. Gives it the request, and returns the last line of what it
+     * prints. Fails with an IOException whose text begins with the command.
+     */
+    static String answer(SparkConf conf, String module, byte[] request, String... arguments)
+            throws IOException {
+        List<String> command = new ArrayList<>(List.of(python(conf), "-m", module));
+        command.addAll(List.of(arguments));
         Path out = Files.createTempFile("sortshuffle-launch-", ".out");
         Path err = Files.createTempFile("sortshuffle-launch-", ".err");
         try {
-            ProcessBuilder builder = new ProcessBuilder(python, "-m", MODULE);
+            ProcessBuilder builder = new ProcessBuilder(command);
             builder.redirectOutput(out.toFile()).redirectError(err.toFile());
-            int status = run(builder, JSON.writeValueAsBytes(request(conf, token, secret, driver)));
+            int status = run(builder, request);
             if (status == 0)
-                return place(lastLine(out), sparkHost);
+                return lastLine(out);
             String said = lastLine(err);
             if (status == FAILED)
                 throw new Failure(said);
@@ -76,16 +96,18 @@ final class Launcher {
         } catch (InterruptedIOException e) {
             throw e;
         } catch (IOException e) {
-            String remedy = e instanceof Failure
-                    ? ""
-                    : ". Set " + PYTHON + " to a Python that has the sortshuffle package on every host";
-            throw new IOException("The shuffle engine of this host cannot be started by `" + python + " -m "
-                            + MODULE + "`: " + e.getMessage() + remedy,
-                    e);
+            throw failure(conf, module, e);
         } finally {
             Files.deleteIfExists(out);
             Files.deleteIfExists(err);
         }
+    }
+
+    private static IOException failure(SparkConf conf, String module, IOException e) {
+        String remedy = e instanceof Failure
+                ? ""
+                : ". Set " + PYTHON + " to a Python that has the sortshuffle package on every host";
+        return new IOException("`" + python(conf) + " -m " + module + "`: " + e.getMessage() + remedy, e);
     }
 
     private static String python(SparkConf conf) {
@@ -94,10 +116,6 @@ final class Launcher {
     }
 
     private static Map<String, Object> request(SparkConf conf, String token, String secret, long driver) {
-        Map<String, String> settings = new HashMap<>();
-        for (Tuple2<String, String> setting : conf.getAll())
-            if (setting._1().startsWith(SETTINGS))
-                settings.put(setting._1(), setting._2());
         Map<String, Object> request = new HashMap<>();
         request.put("application", conf.getAppId());
         request.put("token", token);
@@ -110,8 +128,17 @@ final class Launcher {
             request.put("driver_pid", driver);
         request.put("local_directories",
                 List.of(SparkEnv.get().blockManager().diskBlockManager().localDirsString()));
-        request.put("settings", settings);
+        request.put("settings", settings(conf));
         return request;
+    }
+
+    /** This package's settings. */
+    static Map<String, String> settings(SparkConf conf) {
+        Map<String, String> settings = new HashMap<>();
+        for (Tuple2<String, String> setting : conf.getAll())
+            if (setting._1().startsWith(SETTINGS))
+                settings.put(setting._1(), setting._2());
+        return settings;
     }
 
     /** Whether the service outlives this JVM. The driver's never does: its end is the application's. */
@@ -145,13 +172,13 @@ final class Launcher {
         }
     }
 
-    private static Place place(String answer, String sparkHost) throws IOException {
+    private static Place place(String answer, String sparkHost, SparkConf conf) throws IOException {
         try {
             JsonNode found = JSON.readTree(answer);
             return Place.of(found.required("socket").asText(), found.required("host").asText(),
                     found.required("port").asInt(), sparkHost);
         } catch (JsonProcessingException | IllegalArgumentException e) {
-            throw new IOException("it has answered `" + answer + "`", e);
+            throw failure(conf, MODULE, new IOException("it has answered `" + answer + "`", e));
         }
     }
 

@@ -78,6 +78,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             thread.setDaemon(true);
             return thread;
         });
+        private SparkContext context;
         private SparkConf conf;
         private String token;
         private Engine engine;
@@ -95,6 +96,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             nameDaemon(context);
             if (SortMergeShuffleManager.isOff(context.conf()))
                 return Map.of();
+            this.context = context;
             conf = context.conf();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
@@ -379,6 +381,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         @Override
         public void shutdown() {
             remover.shutdownNow();
+            if (context != null)
+                ApplicationReport.write(context); // while its map outputs are there
             if (isStored && engine.place() != null) // before it was started nothing could be written
                 removeAll();
             if (engine != null)

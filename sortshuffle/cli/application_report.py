@@ -1,0 +1,111 @@
+"""Writes the report on an application that ends: ``python -m sortshuffle.cli.application_report``.
+
+The driver runs this program, from Python (`spark.session.application_report`) or from the JVM
+(``ApplicationReport.java``), because an interpreter that exits starts no more threads, and because drawing
+takes memory. It gives the program one JSON document on standard input:
+
+    application, stages     as Spark's REST API writes them
+    local_directories       those of Spark's driver
+    settings                of the SparkContext, those of this package
+    directories             of map outputs, as tasks of frames and RDDs report them
+    python_stages           the figures of these tasks, by stage
+    crossings               sentences on where rows crossed between Spark and Python
+    key                     of encrypted files, hexadecimal
+
+The last four only come from Python. The page is ``<spark.sortshuffle.report>/<application>.html``. The
+program prints its path. If it cannot be written, it ends with status 3, and says why on standard error.
+
+Only map outputs that this host sees are looked at, and of these only the ones that are still there: Spark
+removes those of frames that nobody can use any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sortshuffle import calls
+from sortshuffle.cli.exchanges import add_up
+from sortshuffle.cli.pair_report import look_at_all, pairs_below
+from sortshuffle.cli.report_files import report_on, write_page
+from sortshuffle.cli.unseen import PassedOver
+from sortshuffle.errors import SortShuffleError, UsageError
+from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.homes.owner import HOME_ROOT
+from sortshuffle.options import Options
+from sortshuffle.report.application import ApplicationRun
+from sortshuffle.report.findings import Findings
+from sortshuffle.report.page import report_page
+from sortshuffle.storage.files.urls import application_of, application_url
+from sortshuffle.storage.stored.stored_listing import directories_in
+
+FAILED = 3  # exit status
+
+
+def write(document: Mapping[str, Any], now: float) -> str:
+    """Write the report, and return its path. ``now``: seconds since 1970. Raises what commands raise."""
+    run = ApplicationRun.of(document, now)
+    options = Options.of(document["settings"])
+    key = EncryptionKey(bytes.fromhex(document["key"])) if document.get("key") else None
+    passed_over = PassedOver()
+    pairs = [
+        pair
+        for directory in directories_of(run.identifier, options, document)
+        for pair in pairs_below(directory, passed_over.add)
+    ]
+    listing = add_up(look_at_all(pairs, quick=True, key=key))
+    findings = [Findings.of(exchange, key) for exchange in listing.exchanges]
+    page = report_page(report_on(f"{run.name} ({run.identifier})", listing, findings, run))
+    path = os.path.join(options.report, f"{run.identifier}.html")
+    try:
+        calls.makedirs(options.report, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the page cannot be written: {error}") from error
+    write_page(path, page)
+    return path
+
+
+def directories_of(application: str, options: Options, document: Mapping[str, Any]) -> list[str]:
+    """Return the directories and URLs on this host that have map outputs of an application, none of which
+    lies in another."""
+    if options.storage_url:
+        return [
+            application_url(options.storage_url, name)
+            for name in directories_in(options.storage_url)
+            if application_of(name) == application
+        ]
+    roots = [*options.directories, *document["local_directories"]]
+    # if Spark's own shuffle files outlive executors, homes lie one level higher
+    roots += map(os.path.dirname, document["local_directories"])
+    found = [os.path.join(root, HOME_ROOT, application) for root in roots]
+    found += document.get("directories", ())
+    return list(_outermost(sorted({os.path.realpath(each) for each in found if calls.isdir(each)})))
+
+
+def _outermost(directories: Sequence[str]) -> Iterator[str]:
+    """Yield the directories that lie in none of the others. They are sorted, so each comes after the one it
+    lies in."""
+    last = ""
+    for directory in directories:
+        if not last or os.path.commonpath((last, directory)) != last:
+            last = directory
+            yield directory
+
+
+def main() -> int:
+    """Run the program, and return its exit status."""
+    try:
+        path = write(json.load(sys.stdin), time.time())
+    except (SortShuffleError, OSError) as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    print(f"The report on this application is {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
