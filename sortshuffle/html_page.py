@@ -5,25 +5,28 @@ The service's status page (`service.pages.status_page`) and reports (`report.pag
 in this one style, light or dark as the browser is set.
 
 Rules
-* A page is whole: it has no scripts, and loads nothing.
+* A page is whole: it has no scripts, and loads nothing. Its policy forbids both to the browser.
 * What a colour says, a word says too: the page is readable on paper, and by a screen reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from unicodedata import category
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 MOST_ROWS = 100  # of a table; a service may have thousands of connections
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
 :root { color-scheme: light dark; --line: #d0d7de; --soft: #57606a; --card: #f6f8fa;
   --warn: #9a4b00; --good: #1a7f37; }
 @media (prefers-color-scheme: dark) {
   :root { --line: #3d444d; --soft: #9198a1; --card: #1c2128; --warn: #f0a35e; --good: #57ab5a; } }
 * { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
+  overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; margin: 0; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 p { margin: .25rem 0; }
 .soft { color: var(--soft); }
@@ -32,27 +35,31 @@ p { margin: .25rem 0; }
 .cards { display: grid; gap: .75rem; margin: 1.5rem 0;
   grid-template-columns: repeat(auto-fit, minmax(14rem, 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem 1rem; }
-.card h2 { margin: 0; font-size: .85rem; font-weight: 500; color: var(--soft); }
+.card h2, .card h3 { margin: 0; font-size: .85rem; font-weight: 500; color: var(--soft); }
 .figure { font-size: 1.6rem; font-variant-numeric: tabular-nums; }
 meter { width: 100%; height: .75rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .75rem; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid var(--line); }
+  vertical-align: top; border-bottom: 1px solid var(--line); overflow-wrap: normal; }
 th { color: var(--soft); font-weight: 500; }
-th:first-child, td:first-child { text-align: left; min-width: 10rem; overflow-wrap: anywhere;
-  white-space: normal; }
-code { font-size: .9em; overflow-wrap: anywhere; }
+th:first-child, td:first-child, td.text, th.text { text-align: left; min-width: 10rem;
+  overflow-wrap: anywhere; white-space: normal; }
+code { font-size: .9em; }
 h3 { font-size: .95rem; margin: 1.75rem 0 .25rem; }
 h2.chapter { font-size: 1.25rem; margin-top: 3rem; padding-top: 1.5rem; border-top: 1px solid var(--line); }
 ol { padding-left: 1.5rem; }
 li { margin: .5rem 0; }
 figure { margin: 0; }
-svg { display: block; width: 100%; height: auto; }
+figcaption { color: var(--soft); }
+svg { display: block; width: 100%; min-width: 40rem; height: auto; }
 footer { margin-top: 2rem; }
 footer a { margin-right: 1.5rem; }
 @media print {
   body { max-width: none; margin: 0; font-size: 10pt; }
+  .scroll { overflow: visible; }
+  svg { min-width: 0; }
+  th, td { white-space: normal; padding: .2rem .4rem; }
   .card, figure, tr, li { break-inside: avoid; }
   h2, h3 { break-after: avoid; } }
 """
@@ -63,6 +70,7 @@ def new_page(title: str, refresh: int | None = None) -> tuple[Element, Element]:
     page = Element("html", lang="en")
     head = SubElement(page, "head")
     SubElement(head, "meta", charset="utf-8")
+    SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": POLICY})
     SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
     if refresh is not None:
         SubElement(head, "meta", {"http-equiv": "refresh", "content": str(refresh)})
@@ -83,47 +91,57 @@ def add(parent: Element, tag: str, kind: str = "", text: str = "") -> Element:
     return child
 
 
-def add_card(cards: Element, title: str, figure: str, lines: Iterable[str]) -> Element:
-    """Append a card: its title, its one large figure, and lines below that."""
+def add_card(cards: Element, title: str, figure: str, lines: Iterable[str], heading: str = "h2") -> Element:
+    """Append a card: its title, its one large figure, and lines below that. ``heading``: the title's tag, one
+    level below the heading that the cards stand under."""
     card = add(cards, "section", "card")
-    add(card, "h2", text=title)
+    add(card, heading, text=title)
     add(card, "div", "figure", figure)
     for line in lines:
         add(card, "p", "soft", line)
     return card
 
 
-def add_figure(body: Element, picture: Element, title: str, label: str) -> None:
-    """Add a picture with its title above. ``label``: what it shows, for those who cannot see it."""
+def add_figure(body: Element, picture: Element, title: str, caption: str) -> None:
+    """Add a picture with its title above and its caption below. ``caption``: says in words what it shows,
+    also to those who cannot see it."""
     add(body, "h3", text=title)
     figure = add(body, "figure")
-    figure.set("role", "img")
-    figure.set("aria-label", f"{title}: {label}")
-    figure.append(picture)
-    add(body, "p", "soft", label)
+    add(figure, "div", "scroll").append(picture)
+    add(figure, "figcaption", text=caption)
 
 
-def add_table(body: Element, names: Sequence[str], rows: Sequence[tuple[bool, Sequence[str]]]) -> None:
-    """Add a table. ``rows``: whether to mark the row, and its cells."""
+def add_table(
+    body: Element,
+    names: Sequence[str],
+    rows: Sequence[tuple[bool, Sequence[str]]],
+    texts: Container[int] = (),
+) -> None:
+    """Add a table. ``rows``: whether to mark the row, and its cells. ``texts``: columns of text besides the
+    first, which is; others have numbers."""
     if not rows:
         add(body, "p", "soft", "None.")
         return
     table = SubElement(add(body, "div", "scroll"), "table")
     head = SubElement(SubElement(table, "thead"), "tr")
-    for name in names:
-        add(head, "th", text=name)
+    for at, name in enumerate(names):
+        add(head, "th", _kind(at, texts), name).set("scope", "col")
     lines = SubElement(table, "tbody")
     for marked, cells in rows[:MOST_ROWS]:
         line = add(lines, "tr", "warn" if marked else "")
-        for cell in cells:
-            add(line, "td", text=cell)
+        for at, cell in enumerate(cells):
+            add(line, "td", _kind(at, texts), cell)
     if len(rows) > MOST_ROWS:
         add(body, "p", "soft", f"and {len(rows) - MOST_ROWS:,} more")
 
 
+def _kind(at: int, texts: Container[int]) -> str:
+    return "text" if at in texts else ""
+
+
 def shown(text: str) -> str:
-    """Replace unprintable characters: names come from disks and peers."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Replace unprintable characters other than spaces: names come from disks and peers."""
+    return "".join(c if c.isprintable() or category(c) == "Zs" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def format_time(seconds: float) -> str:

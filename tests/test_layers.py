@@ -373,6 +373,7 @@ WITHOUT_SEAM = {
     "service/pages/http.py": "the listening socket of the status page is the standard library's",
     "spark/functions/running.py": "asks where the package's own code is",
     "cli/printing.py": "turns the process's own standard output away, when it takes no more",
+    "spark/session/application_report.py": "the driver waits for a process of its own, which uses the seam",
     "spark/session/shared_storage.py": "the driver waits for a process of its own, which uses the seam",
 }
 

@@ -37,6 +37,7 @@ KEYS = {
     "manager.memory": "manager_memory",
     "manager.python": "manager_python",
     "keep": "keep",
+    "report": "report",
     "grace": "grace",
 }
 
@@ -76,6 +77,7 @@ def test_without_settings_there_are_the_defaults() -> None:
         "manager_memory": 128 * MIB,
         "manager_python": "",
         "keep": False,
+        "report": "",
         "grace": 600.0,
     }
 
@@ -356,6 +358,7 @@ def test_the_table_has_a_line_for_every_option() -> None:
         "128 MiB",
         "(empty)",
         "false",
+        "(empty)",
         "600s",
     ]
     for row, each in zip(rows, fields(Options), strict=True):

@@ -8,7 +8,8 @@ wrong with the files, or some cannot be looked at, 2 the call is wrong, 3 the ou
 main                          finds the command
 dump, verify                  look into files: pair_report, exchanges, records, key_file
   dump_text, dump_json        the output of dump, for people and as JSON
-report                        writes a page; summary prints the same, also for dump
+report                        writes a page (report_files); summary prints the same, also for dump
+  application_report          writes that on an application; the driver runs it
 clean                         removes map outputs: cleaning (this host), url_cleaning (stores)
 serve                         runs a shuffle service; service_page prints the status of a running one
 conf                          prints the settings of the shuffle manager

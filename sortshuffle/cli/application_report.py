@@ -31,7 +31,7 @@ from typing import Any
 from sortshuffle import calls
 from sortshuffle.cli.exchanges import add_up
 from sortshuffle.cli.pair_report import look_at_all, pairs_below
-from sortshuffle.cli.report_files import report_on, write_page
+from sortshuffle.cli.report_files import is_private, report_on, write_page
 from sortshuffle.cli.unseen import PassedOver
 from sortshuffle.errors import SortShuffleError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
@@ -59,13 +59,13 @@ def write(document: Mapping[str, Any], now: float) -> str:
     ]
     listing = add_up(look_at_all(pairs, quick=True, key=key))
     findings = [Findings.of(exchange, key) for exchange in listing.exchanges]
-    page = report_page(report_on(f"{run.name} ({run.identifier})", listing, findings, run))
+    page = report_page(report_on(f"{run.name} ({run.identifier})", listing, passed_over, findings, run))
     path = os.path.join(options.report, f"{run.identifier}.html")
     try:
         calls.makedirs(options.report, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the page cannot be written: {error}") from error
-    write_page(path, page)
+    write_page(path, page, is_private=is_private(findings))
     return path
 
 
@@ -83,7 +83,7 @@ def directories_of(application: str, options: Options, document: Mapping[str, An
     roots += map(os.path.dirname, document["local_directories"])
     found = [os.path.join(root, HOME_ROOT, application) for root in roots]
     found += document.get("directories", ())
-    return list(_outermost(sorted({os.path.realpath(each) for each in found if calls.isdir(each)})))
+    return list(_outermost(sorted({os.path.normpath(each) for each in found if calls.isdir(each)})))
 
 
 def _outermost(directories: Sequence[str]) -> Iterator[str]:

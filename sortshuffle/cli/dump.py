@@ -68,8 +68,11 @@ def dump(
         raise UsageError("--unpickle needs --records N: how many objects to show")
     if choice["schema"] and choice["records"] is None:
         raise UsageError("--schema needs --records N: how many rows to show")
-    if as_summary and (as_json or choice["records"] is not None or choice["subpartition"] is not None):
-        raise UsageError("--summary stands alone: leave out --json, --records and --subpartition")
+    others = as_json or quick or choice["everything"] or choice["records"] is not None
+    if as_summary and (others or choice["subpartition"] is not None):
+        raise UsageError(
+            "--summary stands alone: leave out --json, --records, --subpartition, --all and --quick"
+        )
     wanted = DumpChoice(key=read_key(key_file), **choice)
     with storage_errors():
         is_well = _summarize(path, wanted.key) if as_summary else _dump(path, wanted, as_json, quick)
@@ -87,7 +90,7 @@ def _summarize(path: str, key: EncryptionKey | None) -> bool:
     else:
         print_summary(out, [Findings.of(exchange, key) for exchange in listing.exchanges])
         dump_text.print_wrong_pairs(out, listing, everything=False)
-    return not listing.wrong and not passed_over.documents
+    return listing.is_well and not passed_over.documents
 
 
 def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:
@@ -101,7 +104,7 @@ def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:
             print_json(dump_json.directory(path, found, passed_over.documents))
         else:
             dump_text.directory(ConsoleOutput(), path, found, wanted.everything)
-        return not found.wrong and not found.has_locked and not passed_over.documents
+        return found.is_well and not passed_over.documents
     pair = look(path, quick, key=wanted.key)
     _check_subpartition(pair, wanted.subpartition)
     _print_pair(pair, as_json, wanted)

@@ -31,6 +31,11 @@ class Listing:
         """Whether there is a pair that the given key does not decrypt."""
         return any(each.is_locked for each in self.looks)
 
+    @property
+    def is_well(self) -> bool:
+        """Whether all pairs are complete, and the key, if one was given, decrypts them."""
+        return not self.wrong and not self.has_locked
+
 
 def add_up(looks: Iterable[PairReport]) -> Listing:
     """Add up the pairs into a `Listing`."""

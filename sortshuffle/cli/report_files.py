@@ -10,29 +10,57 @@ from datetime import datetime, timezone
 
 from sortshuffle import calls
 from sortshuffle.cli.exchanges import Listing
+from sortshuffle.cli.unseen import PassedOver
 from sortshuffle.errors import UsageError
 from sortshuffle.report.application import ApplicationRun
 from sortshuffle.report.findings import Findings
-from sortshuffle.report.page import PairWithFault, Report
+from sortshuffle.report.page import NotShown, Report
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 
 def report_on(
-    source: str, listing: Listing, findings: Sequence[Findings], run: ApplicationRun | None = None
+    source: str,
+    listing: Listing,
+    passed_over: PassedOver,
+    findings: Sequence[Findings],
+    run: ApplicationRun | None = None,
 ) -> Report:
     """Return the report of now. ``source``: the path that was listed, or the application."""
-    wrong = [PairWithFault(each.inspection.base, each.reason) for each in listing.wrong]
+    wrong = [NotShown(each.inspection.base, each.reason) for each in listing.wrong]
+    places = [NotShown(each["path"], each["why"]) for each in passed_over.documents]
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return Report(source, now, len(listing.looks), findings, wrong, run)
+    return Report(source, now, len(listing.looks), findings, wrong, places, run)
 
 
-def write_page(path: str, page: bytes) -> None:
-    """Write a page, which is there whole or not at all. Raises `UsageError` if it cannot be written."""
+def check_can_write(path: str) -> None:
+    """Raise `UsageError` if a page cannot be written there. For before many files are looked at."""
+    directory = os.path.dirname(os.path.abspath(path))
+    if PartitionedFile.of(path) is not None:
+        raise UsageError(f"{path} is named like a map output, and is not written over: choose another name")
+    if not calls.isdir(directory):
+        raise UsageError(f"the page cannot be written: there is no directory {directory}")
+    if not calls.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"the page cannot be written: the directory {directory} is not writable")
+
+
+def write_page(path: str, page: bytes, *, is_private: bool) -> None:
+    """Write a page, which is there whole or not at all. ``is_private``: for this user only, as what it was
+    made from was encrypted. Raises `UsageError` if it cannot be written."""
     partial = f"{path}.{os.getpid()}"
     try:
-        with calls.open_file(partial, "wb") as file:
+        descriptor = calls.open(partial, _NEW, 0o600 if is_private else 0o666)
+        with calls.open_file(descriptor, "wb") as file:
             file.write(page)
         calls.replace(partial, path)
     except OSError as error:
         with suppress(OSError):
             calls.unlink(partial)
         raise UsageError(f"the page cannot be written: {error}") from error
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def is_private(findings: Sequence[Findings]) -> bool:
+    """Whether some of the files are encrypted."""
+    return any(each.files.header.is_encrypted for each in findings)

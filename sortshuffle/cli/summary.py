@@ -37,17 +37,17 @@ def print_advice(out: ConsoleOutput, every: Sequence[Findings]) -> None:
     lines = advice(every)
     out.gap()
     if not lines:
-        out.line("Nothing stands out.")
+        out.line("Nothing stands out." if every else "There is no complete map output to look at.")
         return
     out.line("What to change first", "bold")
-    width = min(out.width, _MOST_WIDTH)
+    width = min(out.width, _MOST_WIDTH) if out.is_terminal else out.width
     for number, line in enumerate(lines, 1):
         text = f"{line.figure} {line.remedy}"
         for part in textwrap.wrap(text, width, initial_indent=f"{number}. ", subsequent_indent=" " * INDENT):
             out.line(part)
 
 
-_MOST_WIDTH = 100  # columns of running text
+_MOST_WIDTH = 100  # columns of running text on a terminal
 
 
 def _print_exchange(out: ConsoleOutput, findings: Findings) -> None:
@@ -72,8 +72,8 @@ def _print_exchange(out: ConsoleOutput, findings: Findings) -> None:
 def _subpartitions(findings: Findings) -> str:
     spread = findings.spread
     return (
-        f"{count(findings.files.subpartitions)}: median {format_size(spread.median)},"
-        f" most {format_size(spread.most)}, {count(spread.empty)} empty"
+        f"{count(findings.files.subpartitions)}: median {format_size(findings.typical_bytes)}"
+        f" (of those that are not empty), most {format_size(spread.most)}, {count(spread.empty)} empty"
     )
 
 
@@ -109,7 +109,7 @@ def _print_columns(out: ConsoleOutput, findings: Findings) -> None:
                 ratio(each.raw_bytes, each.stored_bytes),
             ]
         )
-        for each in findings.columns
+        for each in sorted(findings.columns, key=lambda each: -each.stored_bytes)
     ]
     out.table(_COLUMN_COLUMNS, rows)
 
@@ -118,7 +118,10 @@ def _print_heavy(out: ConsoleOutput, findings: Findings) -> None:
     if not findings.heavy:
         return
     out.gap()
-    out.line(f"What makes subpartition {findings.spread.largest} large")
+    about = (
+        f"What makes subpartition {findings.spread.largest} large, by {plural(findings.sampled, 'row')} of it"
+    )
+    out.line(about)
     rows = [
         Row([each.column, each.value, f"{each.share:.0%}", f"{each.elsewhere:.1%}"])
         for each in findings.heavy

@@ -71,7 +71,7 @@ def _python_stages(body: Element, run: ApplicationRun) -> None:
         )
     add(body, "h3", text="Python stages")
     names = ["stage", "tasks", "task time", "rows in", "rows out", "read", "spilled", "most memory", "steps"]
-    add_table(body, names, [(False, _python_cells(stage)) for stage in run.python_stages])
+    add_table(body, names, [(False, _python_cells(stage)) for stage in run.python_stages], texts={8})
     written = [
         (False, _written_cells(stage, number))
         for stage in run.python_stages

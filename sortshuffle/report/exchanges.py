@@ -18,7 +18,8 @@ from sortshuffle.storage.inspection.contents import Inspection, Int64s, Totals
 @dataclass(slots=True)
 class ExchangeFiles:
     """The sums of all complete map outputs of an exchange. ``maps``: the map tasks that wrote them, fewer
-    than ``map_outputs`` if a task ran twice. ``bytes``, ``records``: per subpartition. ``bases``: the paths
+    than ``map_outputs`` if a task ran twice. ``totals``: a broadcast region counts once; ``unicast``: without
+    these; ``unicast_regions``: their number. ``bytes``, ``records``: per subpartition. ``bases``: the paths
     of the map outputs, without suffixes. ``header``: that of one of them."""
 
     application: str
@@ -28,6 +29,8 @@ class ExchangeFiles:
     bases: list[str] = field(default_factory=list)
     maps: set[int] = field(default_factory=set)
     totals: Totals = field(default_factory=Totals)
+    unicast: Totals = field(default_factory=Totals)
+    unicast_regions: int = 0
     bytes: Int64s = field(init=False)
     records: Int64s = field(init=False)
     heat: HeatMap = field(init=False)
@@ -67,6 +70,9 @@ class ExchangeSums:
         exchange.bases.append(inspection.base)
         exchange.maps.add(writer.map_index)
         exchange.totals += table.totals
+        unicast = [not table.is_broadcast(region) for region in range(len(table.kinds))]
+        exchange.unicast += Totals.of(table.entries[np.array(unicast, bool)])
+        exchange.unicast_regions += sum(unicast)
         exchange.bytes += table.per_subpartition("bytes")
         exchange.records += table.per_subpartition("records")
         exchange.heat.add(table.entries["bytes"].astype(np.int64))

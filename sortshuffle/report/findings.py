@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sortshuffle.format.encryption import EncryptionKey
-from sortshuffle.format.header import Codec
-from sortshuffle.options import MIB, format_size
+from sortshuffle.format.header import Codec, PayloadKind
+from sortshuffle.options import MIB, Options, format_size
 from sortshuffle.report.application import ApplicationRun
 from sortshuffle.report.exchanges import ExchangeFiles
 from sortshuffle.report.samples import ColumnSize, HeavyValue, Sampler, column_sizes, heavy_values
@@ -30,6 +30,7 @@ GOOD = (
     32 * MIB
 )  # bytes of a subpartition that is worth one: as much as a task of a frame joins (`coalescing`)
 LEAST_SPILLED = 16 * MIB  # bytes that a stage puts aside: less takes no time
+FEW = 8  # subpartitions that are few in any case: a machine's cores should have something to do
 WIDE = 2 / 3  # part of an exchange's bytes
 INCOMPRESSIBLE = 1.05  # raw bytes by stored bytes, below which the codec's time is wasted
 COMPRESSIBLE = 1.5  # the same, above which a codec is worth its time
@@ -46,11 +47,13 @@ CODEC_BYTE = 1e-9  # of a byte that LZ4 compresses
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """An exchange and the samples of its rows. ``refusal``: why there are none; empty if there are."""
+    """An exchange and the samples of its rows. ``columns``, ``heavy``: of so many ``sampled`` rows of the
+    largest subpartition. ``refusal``: why there are none; empty if there are."""
 
     files: ExchangeFiles
     columns: tuple[ColumnSize, ...] = ()
     heavy: tuple[HeavyValue, ...] = ()
+    sampled: int = 0
     refusal: str = ""
 
     @staticmethod
@@ -60,13 +63,15 @@ class Findings:
         if sampler.refusal:
             return Findings(files, refusal=sampler.refusal)
         findings = Findings(files)
-        largest = sampler.rows(findings.spread.largest)
-        if largest is None:
+        if not files.totals.records:
             return Findings(files, refusal="there are none")
+        wanted = [findings.spread.largest, findings.middling][: 1 + findings.is_skewed]
+        largest, *others = sampler.rows(*wanted)
+        if largest is None:
+            return Findings(files, refusal="those looked at cannot be read; sortshuffle verify says more")
         columns = column_sizes(largest, files.header.codec)
-        if not findings.is_skewed:
-            return Findings(files, columns)
-        return Findings(files, columns, heavy_values(largest, sampler.rows(findings.middling)))
+        heavy = heavy_values(largest, others[0]) if others and others[0] is not None else ()
+        return Findings(files, columns, heavy, largest.num_rows)
 
     @property
     def spread(self) -> Spread:
@@ -89,8 +94,10 @@ class Findings:
         return self.spread.most > SKEW * self.typical_bytes and excess >= LEAST_SKEW
 
     @property
-    def name(self) -> str:
-        return f"exchange {self.files.number}"
+    def raw_ratio(self) -> float:
+        """Raw bytes by stored bytes; 1 if there are none."""
+        totals = self.files.totals
+        return totals.raw_bytes / totals.bytes if totals.bytes else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,49 +112,151 @@ class Advice:
 
 def advice(every: Sequence[Findings], run: ApplicationRun | None = None) -> list[Advice]:
     """Return the lines of advice that matter most, the first one most. ``run``: what the application did."""
-    found = [each for findings in every for each in _advice_on(findings)]
+    several = len({findings.files.application for findings in every}) > 1
+    found: list[Advice] = []
+    for findings in every:
+        files = findings.files
+        name = f"exchange {files.number}" + (f" of {files.application}" if several else "")
+        found += _advice_on(findings, name)
     if run is not None:
         found += [*_on_spilled_runs(run), *_on_spilling_stages(run)]
     return sorted(found, key=lambda each: -each.seconds)[:MOST_ADVICE]
 
 
-def _advice_on(findings: Findings) -> Iterator[Advice]:
-    kinds = (_on_skew, _on_small_subpartitions, _on_small_reads, _on_a_wide_column, _on_codec, _on_retries)
+def _advice_on(findings: Findings, name: str) -> Iterator[Advice]:
+    """Yield what is to be said of an exchange. ``name``: how to name it."""
+    kinds = (
+        _on_few_filled,
+        _on_skew,
+        _on_small_subpartitions,
+        _on_small_reads,
+        _on_a_wide_column,
+        _on_codec,
+        _on_retries,
+    )
     for kind in kinds:
-        found = kind(findings) if findings.files.totals.bytes else None
+        found = kind(findings, name) if findings.files.totals.bytes else None
         if found is not None:
             yield found
 
 
-def _on_skew(findings: Findings) -> Advice | None:
+def _on_few_filled(findings: Findings, name: str) -> Advice | None:
+    """The median says nothing of skew where only a few subpartitions have rows."""
+    spread, number = findings.spread, findings.files.subpartitions
+    filled = number - spread.empty
+    fair = findings.files.bytes.sum() / min(number, FEW)
+    if 2 * filled > min(number, FEW) or spread.most - fair < LEAST_SKEW:
+        return None
+    return Advice(
+        (spread.most - fair) * BYTE,
+        f"All rows of {name} are in {filled:,} of {number:,} subpartitions; the largest, {spread.largest},"
+        f" has {format_size(spread.most)}.",
+        "The key has too few values: add a second column to it, so that more tasks have something to do.",
+    )
+
+
+def _on_skew(findings: Findings, name: str) -> Advice | None:
     if not findings.is_skewed:
         return None
     spread, typical = findings.spread, findings.typical_bytes
     figure = (
-        f"Subpartition {spread.largest} of {findings.name} has {format_size(spread.most)},"
+        f"Subpartition {spread.largest} of {name} has {format_size(spread.most)},"
         f" {spread.most / typical:.0f} times the median."
     )
-    remedy = "One task reads all of it: spread its keys over several, or set spark.sortshuffle.skew.factor."
+    remedy = "One task reads all of it: add a second column to the key"
     if findings.heavy:
         heaviest = findings.heavy[0]
-        figure += f" {heaviest.column} is {heaviest.value} in {heaviest.share:.0%} of its rows."
-        remedy = (
-            "One task reads all of it: treat this value apart (drop it, or add a second column to the key),"
-            " or set spark.sortshuffle.skew.factor."
+        figure += (
+            f" {heaviest.column} is {heaviest.value} in {heaviest.share:.0%} of"
+            f" {findings.sampled:,} of its rows that were looked at."
         )
-    return Advice((spread.most - typical) * BYTE, figure, remedy)
+        remedy = "One task reads all of it: leave this value out, or add a second column to the key"
+    return Advice((spread.most - typical) * BYTE, figure, f"{remedy}{_division(findings)}.")
 
 
-def _on_small_subpartitions(findings: Findings) -> Advice | None:
+def _division(findings: Findings) -> str:
+    """Return which setting has several tasks read the largest subpartition; empty if none does."""
+    if findings.files.header.payload_kind is PayloadKind.RECORD_BYTES:
+        return ", or, if this is a join, see that spark.sql.adaptive.skewJoin.enabled is true"
+    if findings.spread.most * findings.raw_ratio > Options().skew_threshold:
+        return ", or set spark.sortshuffle.skew.factor, if rows of one key need not be together"
+    return ""
+
+
+def _on_small_subpartitions(findings: Findings, name: str) -> Advice | None:
     size, number = int(findings.files.bytes.sum()), findings.files.subpartitions
-    enough = max(1, math.ceil(size / GOOD))
-    if size / number >= SMALL or number < 2 * max(enough, _FEW):
+    enough = max(math.ceil(size / GOOD), FEW)
+    if max(size / number, findings.typical_bytes) >= SMALL or number < 2 * enough:
         return None
     return Advice(
-        (number - max(enough, _FEW)) * TASK,
-        f"The {number:,} subpartitions of {findings.name} have {format_size(size / number)} each on average.",
-        f"A task for so little takes longer to start than to run: ask for about {max(enough, _FEW)}, or for"
-        " no number.",
+        (number - enough) * TASK,
+        f"The {number:,} subpartitions of {name} have {format_size(size / number)} each on average.",
+        "A task for so little takes longer to start than to run, and tasks do not always join them: ask for"
+        f" about {enough}, or for no number.",
+    )
+
+
+def _on_small_reads(findings: Findings, name: str) -> Advice | None:
+    files = findings.files
+    regions = files.unicast_regions / files.map_outputs
+    if regions < 2 or not files.unicast.extents:
+        return None
+    read = files.unicast.bytes / files.unicast.extents
+    if read >= SMALL_READ:
+        return None
+    return Advice(
+        files.unicast.extents * (1 - 1 / regions) * EXTENT,
+        f"A map output of {name} has {regions:.0f} regions on average, and a read gets {format_size(read)}.",
+        "Tasks that may hold more write fewer and larger ones: raise spark.sortshuffle.memory, for the"
+        " manager's rows spark.sortshuffle.manager.memory.",
+    )
+
+
+def _on_a_wide_column(findings: Findings, name: str) -> Advice | None:
+    whole = sum(each.stored_bytes for each in findings.columns)
+    if len(findings.columns) < 2 or not whole:
+        return None
+    widest = max(findings.columns, key=lambda each: each.stored_bytes)
+    share = widest.stored_bytes / whole
+    if share < WIDE:
+        return None
+    return Advice(
+        share * findings.files.totals.bytes * BYTE / 2,  # half: somebody may read it
+        f"Column {widest.name} is {share:.0%} of the bytes of {name}.",
+        "If nothing reads it behind the exchange, leave it out before with select.",
+    )
+
+
+def _on_codec(findings: Findings, name: str) -> Advice | None:
+    totals, codec = findings.files.totals, findings.files.header.codec
+    if codec is Codec.NONE:
+        raw = sum(each.raw_bytes for each in findings.columns)
+        stored = sum(each.stored_bytes for each in findings.columns)
+        if not stored or raw / stored < COMPRESSIBLE:
+            return None
+        return Advice(
+            (1 - stored / raw) * totals.bytes * BYTE / 2,  # half: of what is left
+            f"The rows of {name} are stored as they are; LZ4 would make them {1 - stored / raw:.0%} smaller.",
+            "Set spark.sortshuffle.codec to lz4.",
+        )
+    if findings.raw_ratio >= INCOMPRESSIBLE:
+        return None
+    return Advice(
+        totals.raw_bytes * CODEC_BYTE,
+        f"{codec.name} makes {name} only {max(0.0, 1 - totals.bytes / totals.raw_bytes):.0%} smaller.",
+        "Rows that do not compress are written quicker with spark.sortshuffle.codec=none.",
+    )
+
+
+def _on_retries(findings: Findings, name: str) -> Advice | None:
+    files = findings.files
+    again = files.map_outputs - len(files.maps)
+    if not again:
+        return None
+    return Advice(
+        again / files.map_outputs * files.totals.bytes * BYTE,
+        f"{again:,} of {files.map_outputs:,} map outputs of {name} were written again by another attempt.",
+        "See in Spark's log why tasks were run again: lost executors, or speculation.",
     )
 
 
@@ -173,72 +282,3 @@ def _on_spilling_stages(run: ApplicationRun) -> Iterator[Advice]:
                 " its tasks was full.",
                 "Raise spark.executor.memory, or ask for more partitions.",
             )
-
-
-_FEW = 8  # subpartitions that are few in any case: a machine's cores should have something to do
-
-
-def _on_small_reads(findings: Findings) -> Advice | None:
-    files = findings.files
-    read = files.totals.bytes / files.totals.extents
-    regions = files.regions / files.map_outputs
-    if regions < 2 or read >= SMALL_READ:
-        return None
-    return Advice(
-        files.totals.extents * (1 - 1 / regions) * EXTENT,
-        f"A map output of {findings.name} has {regions:.0f} regions on average, and a read gets"
-        f" {format_size(read)}.",
-        "Tasks that may hold more write fewer and larger ones: raise spark.sortshuffle.memory, for the"
-        " manager's rows spark.sortshuffle.manager.memory.",
-    )
-
-
-def _on_a_wide_column(findings: Findings) -> Advice | None:
-    whole = sum(each.stored_bytes for each in findings.columns)
-    if len(findings.columns) < 2 or not whole:
-        return None
-    widest = max(findings.columns, key=lambda each: each.stored_bytes)
-    share = widest.stored_bytes / whole
-    if share < WIDE:
-        return None
-    return Advice(
-        share * findings.files.totals.bytes * BYTE / 2,  # half: somebody may read it
-        f"Column {widest.name} is {share:.0%} of the bytes of {findings.name}.",
-        "If nothing reads it behind the exchange, leave it out before with select.",
-    )
-
-
-def _on_codec(findings: Findings) -> Advice | None:
-    totals, codec = findings.files.totals, findings.files.header.codec
-    if codec is Codec.NONE:
-        raw, stored = (
-            sum(each.raw_bytes for each in findings.columns),
-            sum(each.stored_bytes for each in findings.columns),
-        )
-        if not stored or raw / stored < COMPRESSIBLE:
-            return None
-        return Advice(
-            (1 - stored / raw) * totals.bytes * BYTE / 2,  # half: of what is left
-            f"The rows of {findings.name} are stored as they are; LZ4 makes {stored / raw:.0%} of them.",
-            "Set spark.sortshuffle.codec to lz4.",
-        )
-    if totals.raw_bytes / totals.bytes >= INCOMPRESSIBLE:
-        return None
-    return Advice(
-        totals.raw_bytes * CODEC_BYTE,
-        f"{codec.name} saves {max(0.0, 1 - totals.bytes / totals.raw_bytes):.0%} of {findings.name}.",
-        "Rows that do not compress are written quicker with spark.sortshuffle.codec=none.",
-    )
-
-
-def _on_retries(findings: Findings) -> Advice | None:
-    files = findings.files
-    again = files.map_outputs - len(files.maps)
-    if not again:
-        return None
-    return Advice(
-        again / files.map_outputs * files.totals.bytes * BYTE,
-        f"{again:,} of {files.map_outputs:,} map outputs of {findings.name} were written again by another"
-        " attempt.",
-        "See in Spark's log why tasks were run again: lost executors, or speculation.",
-    )

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from sortshuffle.storage.inspection.contents import Int64s
 
+Float64s = npt.NDArray[np.float64]
 MOST_COLUMNS = 256  # cells side by side: one takes at least 2 pixels of a page's width
 MOST_ROWS = 128  # cells above each other, at most twice as many until they are joined
 
@@ -38,6 +40,20 @@ class HeatMap:
     @property
     def cells(self) -> Int64s:
         return np.array(self._rows, np.int64).reshape(-1, len(self.first))
+
+    @property
+    def means(self) -> Float64s:
+        """The bytes of one region for one subpartition, the mean of each cell."""
+        columns = np.diff(np.append(self.first, self.subpartitions))
+        regions = np.full(len(self._rows), self.regions_per_row)
+        if len(regions):
+            regions[-1] = self._in_last
+        return np.asarray(self.cells / (regions[:, np.newaxis] * columns), np.float64)
+
+    @property
+    def subpartitions_per_column(self) -> int:
+        """So many, or one less."""
+        return -(-self.subpartitions // len(self.first))
 
     def add(self, sizes: Int64s) -> None:
         """Add the regions of one map output. ``sizes``: bytes, shape (regions, subpartitions)."""

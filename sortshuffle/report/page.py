@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from xml.etree.ElementTree import Element
 
-from sortshuffle.html_page import add, add_card, add_figure, add_table, document, new_page
+from sortshuffle import html_page
+from sortshuffle.html_page import add, add_figure, add_table, document, new_page
 from sortshuffle.options import format_size
 from sortshuffle.report.application import ApplicationRun
 from sortshuffle.report.application_section import add_run
-from sortshuffle.report.findings import Findings, advice
-from sortshuffle.report.plots import heat_plot, sizes_plot
+from sortshuffle.report.findings import SKEW, Findings, advice
+from sortshuffle.report.plots import MOST_BARS, heat_plot, sizes_plot
 from sortshuffle.version import __version__
 
 LARGEST_SHOWN = 10  # subpartitions in a table
-MOST_EXCHANGES = 50  # on a page, which has 20 KB or more for each
+MOST_EXCHANGES = 50  # on a page, which has up to 100 KB for each
 
 
 @dataclass(frozen=True, slots=True)
-class PairWithFault:
-    """A map output that is not added up, and why."""
+class NotShown:
+    """A map output that is not added up, or a place that cannot be looked at; and why."""
 
     path: str
     why: str
@@ -33,14 +35,16 @@ class PairWithFault:
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a page shows. ``source``: the path or URL that was looked at. ``time``: when, as text.
-    ``map_outputs``: found, those with faults among them. ``run``: what the application did, where
+    ``map_outputs``: found, those with faults among them. ``wrong``: these; ``passed_over``:
+    places that could not be looked at. ``run``: what the application did, where
     that is known."""
 
     source: str
     time: str
     map_outputs: int
     findings: Sequence[Findings]
-    wrong: Sequence[PairWithFault] = ()
+    wrong: Sequence[NotShown] = ()
+    passed_over: Sequence[NotShown] = ()
     run: ApplicationRun | None = None
 
 
@@ -66,13 +70,23 @@ def _title(body: Element, report: Report) -> None:
     add(add(body, "p"), "code", text=report.source)
     about = f"{_plural(report.map_outputs, 'map output')}, {report.time}, sortshuffle {__version__}"
     add(body, "p", "soft", about)
+    if report.wrong:
+        verb = "is" if len(report.wrong) == 1 else "are"
+        text = f"{_plural(len(report.wrong), 'map output')} {verb} not added up: see the end of this page"
+        add(body, "p", "warn", text)
+    if report.passed_over:
+        text = f"{_plural(len(report.passed_over), 'place')} could not be looked at: see the end of this page"
+        add(body, "p", "warn", text)
 
 
 def _advice(body: Element, report: Report) -> None:
     add(body, "h2", text="What to change first")
     lines = advice(report.findings, report.run)
     if not lines:
-        add(body, "p", "good" if report.findings else "soft", "Nothing stands out.")
+        if report.findings:
+            add(body, "p", "good", "Nothing stands out.")
+        else:
+            add(body, "p", "soft", "There is no complete map output to look at.")
         return
     listed = add(body, "ol")
     for line in lines:
@@ -89,43 +103,68 @@ def _exchange(body: Element, findings: Findings, name: str) -> None:
     add(body, "h2", "chapter", f"Exchange {files.number} of {files.application or 'an unnamed application'}")
     _cards(add(body, "div", "cards"), findings)
     if files.totals.bytes:
-        add_figure(
-            body,
-            sizes_plot(f"{name}-sizes", files.bytes, findings.typical_bytes),
-            "Bytes of each subpartition",
-            f"{_plural(files.subpartitions, 'subpartition')}; the largest, {findings.spread.largest}, has"
-            f" {format_size(findings.spread.most)}, the median is {format_size(findings.spread.median)}",
-        )
-        add_figure(
-            body,
-            heat_plot(f"{name}-regions", files.heat),
-            "Bytes of each region, by subpartition",
-            f"{_plural(files.regions, 'region')} in the order of files, {_per_row(findings)}",
-        )
+        _pictures(body, findings, name)
         _largest(body, findings)
     _columns(body, findings)
     _heavy(body, findings)
 
 
+def _pictures(body: Element, findings: Findings, name: str) -> None:
+    files, heat = findings.files, findings.files.heat
+    bar = -(-files.subpartitions // min(files.subpartitions, MOST_BARS))
+    add_figure(
+        body,
+        sizes_plot(f"{name}-sizes", files.bytes, findings.typical_bytes),
+        "Bytes of each subpartition",
+        f"{_plural(files.subpartitions, 'subpartition')}{_joined(bar, ', the largest of {} in each bar')};"
+        f" the largest, {findings.spread.largest}, has {format_size(findings.spread.most)}; the median of"
+        f" those that are not empty is {format_size(findings.typical_bytes)}.",
+    )
+    means = heat.means
+    row, column = divmod(int(means.argmax()), means.shape[1])
+    cell = _joined(heat.regions_per_row, " up to {} regions in each row,")
+    cell += _joined(heat.subpartitions_per_column, " up to {} subpartitions in each column,")
+    add_figure(
+        body,
+        heat_plot(f"{name}-regions", heat),
+        "Bytes of each region, by subpartition",
+        f"{_plural(files.regions, 'region')} in the order of files,{cell} the lighter the more: at most"
+        f" {format_size(float(means.max()))}{' on average' if cell else ''}, in region"
+        f" {row * heat.regions_per_row} and subpartition {heat.first[column]}.",
+    )
+
+
+def _joined(number: int, text: str) -> str:
+    return "" if number == 1 else text.format(f"{number:,}")
+
+
 def _cards(cards: Element, findings: Findings) -> None:
     files, spread = findings.files, findings.spread
     totals, header = files.totals, files.header
+    add_card = partial(html_page.add_card, heading="h3")
     add_card(
         cards,
         "Stored",
         format_size(totals.bytes),
         [
-            f"{totals.records:,} rows in {totals.buffers:,} buffers",
+            f"{_plural(totals.records, 'row')} in {_plural(totals.buffers, 'buffer')}",
             f"{header.payload_kind.name.lower().replace('_', ' ')}, codec {header.codec.name.lower()}",
         ],
     )
-    ratio = totals.raw_bytes / totals.bytes if totals.bytes else 1.0
-    add_card(cards, "Raw bytes by stored bytes", f"{ratio:.2f}", [f"{format_size(totals.raw_bytes)} before"])
+    add_card(
+        cards,
+        "Raw bytes by stored bytes",
+        f"{findings.raw_ratio:.2f}",
+        [f"{format_size(totals.raw_bytes)} before"],
+    )
     card = add_card(
         cards,
         "Subpartitions",
         f"{files.subpartitions:,}",
-        [f"median {format_size(spread.median)}, most {format_size(spread.most)}", f"{spread.empty:,} empty"],
+        [
+            f"median {format_size(findings.typical_bytes)}, most {format_size(spread.most)}",
+            f"{spread.empty:,} empty, which the median leaves out",
+        ],
     )
     if findings.is_skewed:
         add(card, "p", "warn", "some are far larger than others")
@@ -141,18 +180,13 @@ def _cards(cards: Element, findings: Findings) -> None:
         add(card, "p", "warn", f"{again:,} written again by another attempt")
 
 
-def _per_row(findings: Findings) -> str:
-    rows = findings.files.heat.regions_per_row
-    return "one in each row" if rows == 1 else f"{rows} in each row"
-
-
 def _largest(body: Element, findings: Findings) -> None:
     files = findings.files
     order = (-files.bytes).argsort(kind="stable")[: min(LARGEST_SHOWN, files.subpartitions)]
     add(body, "h3", text="The largest subpartitions")
     rows = [
         (
-            bool(findings.is_skewed and files.bytes[at] > 5 * findings.typical_bytes),
+            bool(findings.is_skewed and files.bytes[at] > SKEW * findings.typical_bytes),
             [
                 str(at),
                 format_size(int(files.bytes[at])),
@@ -180,14 +214,15 @@ def _columns(body: Element, findings: Findings) -> None:
                 f"{each.raw_bytes / each.stored_bytes:.2f}" if each.stored_bytes else "",
             ],
         )
-        for each in findings.columns
+        for each in sorted(findings.columns, key=lambda each: -each.stored_bytes)
     ]
     add_table(body, ["column", "part of the bytes", "raw by stored"], rows)
     add(
         body,
         "p",
         "soft",
-        f"From some rows of subpartition {findings.spread.largest}, each column compressed alone.",
+        f"From {_plural(findings.sampled, 'row')} of subpartition {findings.spread.largest}, each column"
+        " compressed alone.",
     )
 
 
@@ -199,13 +234,19 @@ def _heavy(body: Element, findings: Findings) -> None:
         (False, [each.column, each.value, f"{each.share:.0%}", f"{each.elsewhere:.1%}"])
         for each in findings.heavy
     ]
-    add_table(body, ["column", "value", "of its rows", f"of those of {findings.middling}"], rows)
+    names = ["column", "value", "of its rows", f"of those of {findings.middling}"]
+    add_table(body, names, rows, texts={1})
+    add(body, "p", "soft", f"From {_plural(findings.sampled, 'row')} of each that were looked at.")
 
 
 def _wrong(body: Element, report: Report) -> None:
-    if report.wrong:
-        add(body, "h2", "warn", f"{_plural(len(report.wrong), 'map output')} not added up")
-        add_table(body, ["map output", "why"], [(False, [each.path, each.why]) for each in report.wrong])
+    for what, places in (
+        ("Map outputs that are not added up", report.wrong),
+        ("Places that could not be looked at", report.passed_over),
+    ):
+        if places:
+            add(body, "h2", "warn", what)
+            add_table(body, ["path", "why"], [(False, [each.path, each.why]) for each in places], texts={1})
 
 
 def _plural(number: int, noun: str) -> str:

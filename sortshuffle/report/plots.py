@@ -4,7 +4,7 @@ and the style of all of this project's pictures, for those of docs/comparison.md
 Rules
 * In a page, lines and letters take the colour of its text, so a picture is readable on light and on dark. A
   picture in a file of its own stands on white.
-* The same figures give the same bytes.
+* The same figures give the same bytes, whatever settings of matplotlib the user has.
 * matplotlib is loaded when the first picture is drawn. It is an extra: `pip install 'sortshuffle[report]'`.
 """
 
@@ -33,34 +33,44 @@ MOST_STAGES = 40  # in a timeline
 _TEXT = "#010203"  # stands for the colour of the page's text until the picture is drawn
 _TEXTS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 _BACKGROUNDS = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+_BACKEND = {"backend", "backend_fallback"}
+MISSING = "a report needs matplotlib for its pictures: pip install 'sortshuffle[report]'"
 _WIDTH = 9.0  # inches, which a browser shows as large as the page is wide
 
 
 def sizes_plot(name: str, sizes: Int64s, typical: float) -> Element:
     """Draw the bytes of each subpartition as bars; of many, the largest of neighbours as one. ``typical``:
     bytes, drawn as a line. ``name``: what the picture's identifiers begin with, unique in its page."""
-    bars = min(len(sizes), MOST_BARS)
-    first = np.arange(bars) * len(sizes) // bars
-    largest = np.maximum.reduceat(sizes, first)
+    edges, largest = bars_of(sizes)
     with drawing(_TEXT, "none") as figure_of:
         figure = figure_of(figsize=(_WIDTH, 2.4))
         axes = figure.subplots()
-        widths = np.diff(np.append(first, len(sizes)))
-        axes.bar(first, largest, widths, align="edge", color=ACCENT, linewidth=0)
+        axes.stairs(largest, edges, fill=True, color=ACCENT)
         axes.axhline(typical, color=_TEXT, linewidth=1, linestyle="--")
         axes.set_xlim(0, len(sizes))
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("subpartition; the dashed line is the median of those that are not empty")
+        _mark_numbers(axes.xaxis, len(sizes))
         _mark_sizes(axes.yaxis, int(largest.max()))
         return _svg(figure, name)
 
 
+def bars_of(sizes: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the edges of the bars, one more than there are bars, and the bytes of each: of the largest of
+    its subpartitions."""
+    bars = min(len(sizes), MOST_BARS)
+    first = np.arange(bars, dtype=np.int64) * len(sizes) // bars
+    return np.append(first, len(sizes)), np.maximum.reduceat(sizes, first)
+
+
 def heat_plot(name: str, heat: HeatMap) -> Element:
-    """Draw the bytes of regions (downwards) by subpartition (to the right): the more, the lighter. ``name``:
-    as above."""
-    cells = heat.cells
+    """Draw the bytes of regions (downwards) by subpartition (to the right): the more, the lighter. The scale
+    is that of square roots, so that one large subpartition leaves the others visible. ``name``: as above."""
+    cells = heat.means
     with drawing(_TEXT, "none") as figure_of:
+        from matplotlib.colors import PowerNorm
+
         figure = figure_of(figsize=(_WIDTH, 1.0 + min(3.0, 0.1 * len(cells) + 0.5)))
         axes = figure.subplots()
         shown = axes.imshow(
@@ -68,13 +78,31 @@ def heat_plot(name: str, heat: HeatMap) -> Element:
             aspect="auto",
             interpolation="nearest",
             extent=(0, heat.subpartitions, heat.regions, 0),
-            vmin=0,
+            norm=PowerNorm(0.5, vmin=0, vmax=max(1.0, cells.max())),
         )
         axes.set_xlabel("subpartition")
         axes.set_ylabel("region")
-        bar = figure.colorbar(shown, ax=axes, pad=0.01)
+        _mark_numbers(axes.xaxis, heat.subpartitions)
+        _mark_numbers(axes.yaxis, heat.regions)
+        bar = figure.colorbar(shown, ax=axes, pad=0.01, label="bytes of a region")
         _mark_sizes(bar.ax.yaxis, int(cells.max()))
         return _svg(figure, name)
+
+
+def _mark_numbers(axis: Any, count: int) -> None:
+    """Put ticks in the middle of numbers from 0 up to ``count``."""
+    step = max(1, math.ceil(count / _MOST_NUMBERS))
+    step = next(
+        each * unit
+        for unit in (10**power for power in range(19))
+        for each in (1, 2, 5)
+        if each * unit >= step
+    )
+    numbers = range(0, count, step)
+    axis.set_ticks([number + 0.5 for number in numbers], [str(number) for number in numbers])
+
+
+_MOST_NUMBERS = 12  # ticks
 
 
 def longest(stages: Sequence[SparkStage]) -> list[SparkStage]:
@@ -146,24 +174,30 @@ def drawing(text: str, background: str) -> Iterator[Any]:
         **dict.fromkeys(_TEXTS, text),
         **dict.fromkeys(_BACKGROUNDS, background),
     }
-    with mpl.rc_context(settings):
+    with mpl.rc_context():
+        # whatever the user has set for pictures of his own; the backend is not used, and setting it loads it
+        defaults: Any = mpl.rcParamsDefault
+        mpl.rcParams.update({key: value for key, value in defaults.items() if key not in _BACKEND})
+        mpl.rcParams.update(settings)
         yield lambda **size: new_figure(layout="constrained", **size)
 
 
 def check_can_draw() -> None:
-    """Raise `UnsupportedError` if matplotlib is missing."""
+    """Raise `UnsupportedError` if matplotlib is missing, or does not start."""
     _matplotlib()
 
 
 def _matplotlib() -> tuple[Any, Any]:
-    """Return matplotlib and its class of figures. Raises `UnsupportedError` if it is missing."""
+    """Return matplotlib and its class of figures. Raises `UnsupportedError` if there is none."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
-    except ImportError:
+    except Exception as error:  # also of its settings, such as an unknown MPLBACKEND
+        if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
+            raise UnsupportedError(MISSING) from None
         raise UnsupportedError(
-            "a report needs matplotlib for its pictures: pip install 'sortshuffle[report]'"
-        ) from None
+            f"matplotlib, which draws a report's pictures, does not start: {error}"
+        ) from error
     return mpl, Figure
 
 

@@ -7,26 +7,35 @@ the JVM do not say what they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, PayloadKind
-from sortshuffle.options import MIB
+from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.compression import Compression
 from sortshuffle.report.arrow_rows import RecordSource, arrow_batches, schema_of, text_of
 from sortshuffle.report.exchanges import ExchangeFiles
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX
-from sortshuffle.storage.inspection.contents import inspect
+from sortshuffle.storage.files.presence import is_gone
+from sortshuffle.storage.files.urls import is_url
+from sortshuffle.storage.inspection.contents import Inspection, inspect
 from sortshuffle.storage.inspection.data_check import cipher_of
+from sortshuffle.storage.inspection.open_files import is_file
 
-SAMPLE_BYTES = 8 * MIB  # of rows, of one subpartition: decoded and counted in a tenth of a second
+SAMPLE_BYTES = 8 * MIB  # of rows, of one subpartition: counted in a tenth of a second
 SAMPLE_MAP_OUTPUTS = 16  # map outputs to take them from
+SAMPLE_READ = 256 * MIB  # stored bytes of one subpartition to read and decode, which takes about a second
+SEED = 1  # of the choice of rows: the same files give the same report
+COLUMN_BLOCK = 64 * KIB  # of a column to compress at once: Arrow's own bytes around it are then below 1 %
 LEAST_SHARE = 0.1  # of a subpartition's rows that have one value, to name the value
 LEAST_FACTOR = 2.0  # how many times the share that the value has in another subpartition
 MOST_VALUES = 3  # to name
@@ -69,35 +78,79 @@ class Sampler:
         if header.payload_kind is not PayloadKind.ARROW:
             return _REFUSALS.get(header.payload_kind, "they do not say what they are")
         if header.is_encrypted and cipher_of(header, self._key) is None:
-            return "they are encrypted, and their key was not given"
+            return f"they are encrypted, and {'their key is another one' if self._key else 'there is no key'}"
         return ""
 
-    def rows(self, subpartition: int) -> pa.Table | None:
-        """Return some rows of a subpartition; None if there are none. Rows in bad buffers are left out."""
-        bases = self._files.bases
-        count = min(len(bases), SAMPLE_MAP_OUTPUTS)
-        chosen = [bases[number * len(bases) // count] for number in range(count)]
+    def rows(self, *subpartitions: int) -> list[pa.Table | None]:
+        """Return some rows of each subpartition; None if none can be read. They are of the map outputs that
+        have most of it, and chosen at random in these. Rows in bad buffers are left out, and those of map
+        outputs with other columns than the first."""
+        most = self._map_outputs_with_most(subpartitions)
+        return [self._rows_of(number, shares) for number, shares in zip(subpartitions, most, strict=True)]
+
+    def _map_outputs_with_most(self, subpartitions: Sequence[int]) -> list[list[tuple[int, str]]]:
+        """Return, for each subpartition, its bytes in the map outputs that have most of it, and their paths.
+        Their indexes are read once more, because all entries of an exchange together may be large."""
+        found: list[list[tuple[int, str]]] = [[] for _ in subpartitions]
+        for base in self._files.bases:
+            table = _inspection_of(base)
+            if table is None or table.table is None:
+                continue
+            sizes = table.table.per_subpartition("bytes")
+            for heap, number in zip(found, subpartitions, strict=True):
+                if sizes[number]:
+                    keep = heapq.heappush if len(heap) < SAMPLE_MAP_OUTPUTS else heapq.heappushpop
+                    keep(heap, (int(sizes[number]), base))
+        return [sorted(heap, key=lambda each: -each[0]) for heap in found]
+
+    def _rows_of(self, subpartition: int, shares: Sequence[tuple[int, str]]) -> pa.Table | None:
+        whole = sum(size for size, _ in shares)
         batches: list[pa.RecordBatch] = []
-        for base in chosen:
-            batches += self._some_of(base, subpartition, SAMPLE_BYTES // len(chosen))
+        for size, base in shares:
+            for batch in map(_plain, self._some_of(base, subpartition, size / whole)):
+                if not batches or batch.schema == batches[0].schema:
+                    batches.append(batch)
         return pa.Table.from_batches(batches) if batches else None
 
-    def _some_of(self, base: str, subpartition: int, most: int) -> Iterator[pa.RecordBatch]:
-        """Yield batches of one map output until they have ``most`` bytes; none if it has been removed."""
-        try:
-            inspection = inspect(base + DATA_SUFFIX)
-        except UsageError:
+    def _some_of(self, base: str, subpartition: int, share: float) -> Iterator[pa.RecordBatch]:
+        """Yield batches of one map output, ``share`` of a sample; none if it has been removed."""
+        inspection = _inspection_of(base)
+        if inspection is None:
             return
         header, table, data = inspection.header, inspection.table, inspection.data
         schema = schema_of(inspection)
         if header is None or table is None or data is None or schema is None:
             return
+        extents = [extent for extent in table.extents(subpartition) if extent.bytes]
+        # of very large ones, some regions only
+        extents = extents[:: math.ceil(sum(each.bytes for each in extents) / (SAMPLE_READ * share))]
+        part = SAMPLE_BYTES * share / max(1, sum(each.raw_bytes for each in extents))
+        random = np.random.default_rng(SEED)
         source = RecordSource(data.path, cipher_of(header, self._key))
-        for batch in arrow_batches(source, table.extents(subpartition), ArrowPayload(schema, header.codec)):
-            yield batch
-            most -= batch.nbytes
-            if most <= 0:
-                return
+        try:
+            for batch in arrow_batches(source, extents, ArrowPayload(schema, header.codec)):
+                yield batch if part >= 1 else batch.filter(pa.array(random.random(len(batch)) < part))
+        except OSError:
+            if _is_there(data.path):
+                raise
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with columns that may have nulls, and without metadata: writers differ in both."""
+    fields = [pa.field(field.name, field.type) for field in batch.schema]
+    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
+
+
+def _inspection_of(base: str) -> Inspection | None:
+    """Inspect a map output; None if it has been removed."""
+    try:
+        return inspect(base + DATA_SUFFIX)
+    except UsageError:
+        return None
+
+
+def _is_there(path: str) -> bool:
+    return is_file(path) if is_url(path) else not is_gone(path)
 
 
 _REFUSALS = {
@@ -116,11 +169,13 @@ def column_sizes(rows: pa.Table, codec: Codec) -> tuple[ColumnSize, ...]:
 
 def _size_of(field: pa.Field, column: pa.ChunkedArray, compression: Compression) -> ColumnSize:
     raw = stored = 0
-    for chunk in column.chunks:
-        message = pa.record_batch([chunk], [field.name]).serialize()
-        block = compression.block(message)
+    rows = max(1, len(column) * COLUMN_BLOCK // max(column.nbytes, 1))
+    for start in range(0, len(column), rows):
+        block = column.slice(start, rows).combine_chunks()
+        message = pa.record_batch([block], [field.name]).serialize()
+        compressed = compression.block(message)
         raw += message.size
-        stored += message.size if block is None else block.size
+        stored += message.size if compressed is None else compressed.size
     return ColumnSize(field.name, str(field.type), raw, stored)
 
 
@@ -128,6 +183,8 @@ def heavy_values(rows: pa.Table, others: pa.Table | None) -> tuple[HeavyValue, .
     """Return the values that many of ``rows`` have and few of ``others``, which are of another subpartition:
     at most one of each column, the one with the largest share first."""
     found = []
+    if others is not None and others.schema != rows.schema:
+        others = None
     for at, field in enumerate(rows.schema if rows.num_rows else ()):
         try:
             value, share = _most_frequent(rows.column(at))
@@ -151,7 +208,9 @@ def _share_of(value: pa.Scalar, column: pa.ChunkedArray) -> float:
         return 0.0
     if not value.is_valid:
         return float(column.null_count / len(column))
-    return (pc.sum(pc.equal(column, value)).as_py() or 0) / len(column)
+    is_nan = pa.types.is_floating(value.type) and math.isnan(value.as_py())
+    equal = pc.is_nan(column) if is_nan else pc.equal(column, value)
+    return (pc.sum(equal).as_py() or 0) / len(column)
 
 
 def _as_text(value: pa.Scalar) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,4 +43,6 @@ def test_rows_and_columns_are_joined_without_losing_bytes(
         regions_of_row = whole[at * heat.regions_per_row : (at + 1) * heat.regions_per_row]
         expected = [regions_of_row[:, start:end].sum() for start, end in zip(heat.first, ends, strict=True)]
         assert row.tolist() == expected
+        widths = np.diff([*heat.first.tolist(), subpartitions])
+        assert heat.means[at].tolist() == pytest.approx(np.array(expected) / len(regions_of_row) / widths)
     assert len(cells) == -(-len(whole) // heat.regions_per_row)

@@ -167,7 +167,7 @@ spark.stop()
 print(json.dumps({"rows": rows, "left": files(url), "kept": len(files(kept))}))
 """
 FORK = """
-from sortshuffle.spark.session.shared_storage import _is_made_here
+from sortshuffle.spark.session.application_end import _is_made_here
 before = files(url)
 assert _is_made_here(spark.sparkContext)
 child = os.fork()
