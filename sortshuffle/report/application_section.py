@@ -25,9 +25,9 @@ def _stages(body: Element, run: ApplicationRun) -> None:
         add(body, "p", "soft", "No stage ran.")
         return
     shown = longest(run.stages)
-    label = f"{len(run.stages):,} stages in {format_time(run.seconds)}"
+    label = f"{len(run.stages):,} stage{'s' * (len(run.stages) > 1)} in {format_time(run.seconds)}"
     if len(shown) < len(run.stages):
-        label += f"; those are shown that took longest, {MOST_STAGES} of them"
+        label += f"; the {MOST_STAGES} that took longest are shown"
     if run.skipped:
         label += f"; {run.skipped:,} more were skipped, because their results were there"
     add_figure(body, timeline_plot("timeline", run), "When each stage ran", label)

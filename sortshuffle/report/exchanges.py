@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sortshuffle.format.header import FileHeader
+from sortshuffle.format.header import FileHeader, PayloadKind
 from sortshuffle.report.heat_map import HeatMap
 from sortshuffle.storage.inspection.contents import Inspection, Int64s, Totals
 
@@ -41,6 +41,12 @@ class ExchangeFiles:
         self.heat = HeatMap(self.subpartitions)
 
     @property
+    def name(self) -> str:
+        """What it is called: exchanges are this package's, shuffles are Spark's, with its number."""
+        kind = "shuffle" if self.header.payload_kind is PayloadKind.RECORD_BYTES else "exchange"
+        return f"{kind} {self.number}"
+
+    @property
     def map_outputs(self) -> int:
         return len(self.bases)
 
@@ -53,7 +59,8 @@ class ExchangeSums:
     """The exchanges of the complete pairs that were added."""
 
     def __init__(self) -> None:
-        self._exchanges: dict[tuple[str, int, int], ExchangeFiles] = {}
+        # by application, number, subpartitions and kind: the shuffle manager and frames number their own
+        self._exchanges: dict[tuple[str, int, int, PayloadKind], ExchangeFiles] = {}
 
     @property
     def exchanges(self) -> list[ExchangeFiles]:
@@ -65,8 +72,8 @@ class ExchangeSums:
         writer, table, header = inspection.writer, inspection.table, inspection.header
         if writer is None or table is None or header is None:
             return
-        key = (writer.application, writer.exchange, table.entries.shape[1])
-        exchange = self._exchanges.setdefault(key, ExchangeFiles(*key, header))
+        key = (writer.application, writer.exchange, table.entries.shape[1], header.payload_kind)
+        exchange = self._exchanges.setdefault(key, ExchangeFiles(*key[:3], header))
         exchange.bases.append(inspection.base)
         exchange.maps.add(writer.map_index)
         exchange.totals += table.totals

@@ -116,7 +116,7 @@ def advice(every: Sequence[Findings], run: ApplicationRun | None = None) -> list
     found: list[Advice] = []
     for findings in every:
         files = findings.files
-        name = f"exchange {files.number}" + (f" of {files.application}" if several else "")
+        name = files.name + (f" of {files.application}" if several else "")
         found += _advice_on(findings, name)
     if run is not None:
         found += [*_on_spilled_runs(run), *_on_spilling_stages(run)]

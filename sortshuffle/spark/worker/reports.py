@@ -144,7 +144,8 @@ class _Ledger:
     def enter(self, reports: SourceReports) -> Reporter:
         number = next(self._numbers)
         self._sources[number] = reports
-        finalize(reports, self._leave, reports._reports)
+        # not when Python exits: then the reports are still counted as those of a living source
+        finalize(reports, self._leave, reports._reports).atexit = False
         self._add_up()
         return AccumulatorReporter(self._accumulator, number)
 
