@@ -508,6 +508,18 @@ class ShuffleFrame(TwoSidedFrame):
             frame = self._first_of_sort(more)  # in a variable, so that it lives until the action's end
             frame._for_action().show(n, truncate, vertical)
 
+    def __repr__(self) -> str:
+        """Return the columns; with ``spark.sql.repl.eagerEval.enabled`` the first rows, like PySpark."""
+        with own_errors():
+            text: str = super().__repr__()
+            return text
+
+    def _repr_html_(self) -> str | None:
+        """Return the first rows as a table for a notebook, if ``spark.sql.repl.eagerEval.enabled``."""
+        with own_errors():
+            html: str | None = super()._repr_html_()
+            return html
+
     def _first_of_sort(self, num: int) -> TwoSidedFrame:
         """Return a frame that begins with the first ``num`` rows of this one, for an action that reads no
         others. After a sort, to find those takes less than to sort all rows."""
