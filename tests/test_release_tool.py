@@ -228,7 +228,7 @@ def test_what_is_not_committed_is_refused(small: Path) -> None:
     done = release(small)
     assert done.returncode == 1
     assert done.stderr == (
-        "Not committed:\nM small.py\nCommit these, or build them as they are: tools/release --uncommitted\n"
+        "Not committed:\n M small.py\nCommit these, or build them as they are: tools/release --uncommitted\n"
     )
     assert not (small / "dist").exists()
 

@@ -44,7 +44,7 @@ def git(*arguments: str, **environment: str) -> str:
         stdout=subprocess.PIPE,
         text=True,
     )
-    return done.stdout.strip()
+    return done.stdout.rstrip()
 
 
 def source(uncommitted: bool) -> Source:
