@@ -2,8 +2,8 @@
 
     python tests/kept_conversation.py [DIRECTORY]        by default tests/written_by/VERSION
 
-Each line is a message: `>` and the bytes of the client in hex digits, or `<` and those of the server. The
-same release writes the same lines again. `test_kept_conversation.py` says what they are.
+Each line is a message: `>` and the bytes of the client in hex digits, or `<` and those of the server.
+`test_kept_conversation.py` says what they are. Where the service cuts the data may differ each time.
 """
 
 from __future__ import annotations
