@@ -350,6 +350,15 @@ class Options:
         "Directory on the driver's host that gets a report when the application ends:"
         " <application>.html. Empty: no report. Needs matplotlib.",
     )
+    progress: str = _option(
+        "auto",
+        "progress",
+        _one_of("auto", "off"),
+        "auto, off",
+        "",
+        "Progress bars. auto: in a notebook; and in a terminal if Spark's own are off"
+        " (spark.ui.showConsoleProgress).",
+    )
     grace: float = _option(
         600.0,
         "grace",

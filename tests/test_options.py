@@ -38,6 +38,7 @@ KEYS = {
     "manager.python": "manager_python",
     "keep": "keep",
     "report": "report",
+    "progress": "progress",
     "grace": "grace",
 }
 
@@ -78,6 +79,7 @@ def test_without_settings_there_are_the_defaults() -> None:
         "manager_python": "",
         "keep": False,
         "report": "",
+        "progress": "auto",
         "grace": 600.0,
     }
 
@@ -359,6 +361,7 @@ def test_the_table_has_a_line_for_every_option() -> None:
         "(empty)",
         "false",
         "(empty)",
+        "auto",
         "600s",
     ]
     for row, each in zip(rows, fields(Options), strict=True):

@@ -23,7 +23,8 @@ from sortshuffle.spark.frame.classic_frame import ClassicFrame
 from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.frames import framed
 from sortshuffle.spark.plan.estimated_sizes import note_sent
-from sortshuffle.spark.session.requirements import configure, is_classic, require_session
+from sortshuffle.spark.session import progress
+from sortshuffle.spark.session.requirements import configure, context_settings, is_classic, require_session
 
 
 def session(spark: SparkSession.Builder | SparkSession) -> SparkSession:
@@ -73,6 +74,9 @@ class ShuffleSession(SparkSession):
         session = cls(plain.sparkContext, plain._jsparkSession)
         session._plain_session = plain
         session._profiler_collector = plain._profiler_collector
+        context = plain.sparkContext
+        option = context_settings(context).get(progress.OPTION, "auto")
+        progress.watch(context, option, context.applicationId)
         return session
 
     @property

@@ -30,7 +30,7 @@ from sortshuffle.payload.ordering import SortKey
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.plan.measured_sizes import Sizes
 from sortshuffle.spark.schema import to_arrow
-from sortshuffle.spark.session import shared_storage
+from sortshuffle.spark.session import progress, shared_storage
 from sortshuffle.spark.session.planner import ControlRows, Planner
 from sortshuffle.spark.session.planner_choice import planner_of
 from sortshuffle.spark.session.requirements import application_of, context_of, require_session
@@ -73,6 +73,7 @@ class FrameContext:
         settings = SessionSettings.of(session)
         options, context, application = settings.options, context_of(session), settings.application
         report_at_end(context, options, application, settings.services.key)
+        progress.watch(context, options.progress, application)
         return FrameContext(
             session,
             shared_storage.note_use(context, options, application),

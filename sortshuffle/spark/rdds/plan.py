@@ -38,7 +38,7 @@ from sortshuffle.spark.rdds.stages import (
 )
 from sortshuffle.spark.rdds.steps import Step
 from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
-from sortshuffle.spark.session import shared_storage
+from sortshuffle.spark.session import progress, shared_storage
 from sortshuffle.spark.session.control_shuffles import shuffle_before
 from sortshuffle.spark.session.requirements import (
     check_workers,
@@ -76,6 +76,7 @@ class RddContext:
         application = context.applicationId
         services = ServiceSettings.of(options, application, of_context)
         report_at_end(context, options, application, services.key)
+        progress.watch(context, options.progress, application)
         options = shared_storage.note_use(context, options, application)
         return RddContext(context, options, SourceReports(context), services)
 
