@@ -111,13 +111,15 @@ def test_docstrings_are_shown_as_markdown(site: Path) -> None:
     pages = {path.stem: path.read_text() for path in (site / "reference" / "python").glob("*.html")}
     assert len(pages) == 8
     assert [name for name, page in pages.items() if "``" in page] == []
-    errors = pages["sortshuffle.errors"].partition("The error tree")[2].partition("</pre>")[0]
-    assert "\nColumnError" not in errors  # which is indented below UsageError
-    assert "  ColumnError" in errors
-    assert (
-        "<li>\n<p>Order is fixed" in pages["sortshuffle.engine"]
-        or "<li>Order is fixed" in pages["sortshuffle.engine"]
-    )
+    rows = re.findall(r"<td>(.*)</td>\n<td>(.*)</td>\n<td>(.*)</td>", pages["sortshuffle.errors"])
+    assert len(rows) == 19
+    assert rows[:3] == [
+        ("UsageError", "fix the call", "ValueError"),
+        ("&emsp;OptionError", "fix a <code>spark.sortshuffle.*</code> setting", "ValueError"),
+        ("&emsp;ColumnError", "name a column that is there", "ValueError, LookupError"),
+    ]
+    assert ("InsufficientBuffersError", "give the pool that is named more memory", "MemoryError") in rows
+    assert "<li>Order is fixed" in pages["sortshuffle.engine"]
     assert "Another name of <code>filter</code>." in pages["sortshuffle"]
 
 
@@ -135,7 +137,7 @@ def test_each_command_has_its_options(name: str, site: Path) -> None:
 
 
 def test_the_metrics_of_a_service_are_there(site: Path) -> None:
-    page = (site / "reference" / "metrics.html").read_text()
+    page = (site / "reference" / "metrics.html").read_text().replace("<wbr>", "")
     rows = re.findall(r"<td><code>(\w+)</code></td>\n<td>(\w+)</td>\n<td>(\w*)</td>\n<td>([^<]+)</td>", page)
     assert len(rows) >= 20
     assert ("sortshuffle_service_map_outputs", "gauge", "application", "Map outputs that are served.") in rows

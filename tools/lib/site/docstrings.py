@@ -1,7 +1,6 @@
 """An extension of griffe, which reads the docstrings: makes Markdown of what is not Markdown in them.
 
-Tables of reST are shown as they stand there. A list needs no empty line before it. Another name of a method
-says of which.
+Tables are reST's there, and a list needs no empty line before it. Another name of a method says of which.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from typing import Any
 
 from griffe import Attribute, Class, Docstring, Extension, Object
 
-TABLE = re.compile(
-    r"^=+(?:  +=+)+\n(?:.*\n)*?=+(?:  +=+)+\n(?:(?:.*\S.*\n)*?=+(?:  +=+)+(?:\n|$))", re.MULTILINE
-)
+RULER = r"=+(?:  +=+)+\n"
+TABLE = re.compile(rf"^({RULER})(.+\n){RULER}((?:.*\S.*\n)+?){RULER[:-2]}(?:\n|$)", re.MULTILINE)
 LIST = re.compile(r"^((?![*\-] |\d+\. | ).*\S.*\n)(?=[*-] \S)", re.MULTILINE)
 
 
@@ -29,10 +27,33 @@ class Docstrings(Extension):
 
 
 def as_markdown(text: str) -> str:
-    return LIST.sub(r"\1\n", TABLE.sub(_fenced, text))
+    return LIST.sub(r"\1\n", TABLE.sub(_table, text))
 
 
-def _fenced(table: re.Match[str]) -> str:
-    # as long as before, so that columns stay below each other
-    rows = re.sub(r"``(.*?)``", r"\1    ", table[0]).rstrip()
-    return f"```text\n{rows}\n```\n"
+def _table(table: re.Match[str]) -> str:
+    """A table of reST as one of Markdown."""
+    ruler, head, body = table.groups()
+    starts = [column.start() for column in re.finditer("=+", ruler)]
+    rows: list[list[str]] = []
+    for line in body.splitlines():
+        cells = _cells(line, starts)
+        if rows and (not cells[0].strip() or rows[-1][0].endswith(",")):  # the row goes on
+            rows[-1] = [
+                f"{above} {cell.strip()}".strip() for above, cell in zip(rows[-1], cells, strict=True)
+            ]
+        else:
+            below = len(cells[0]) - len(cells[0].lstrip())  # what an entry of a tree is below of
+            rows.append(["&emsp;" * (below // 2) + cells[0].strip(), *map(str.strip, cells[1:])])
+    lines = [_cells(head, starts), ["---"] * len(starts), *rows]
+    return "".join(f"| {' | '.join(map(str.strip, line))} |\n" for line in lines)
+
+
+def _cells(line: str, starts: list[int]) -> list[str]:
+    """The cells of a line. One that is too long for its column is alone, and the next line has the others."""
+    cells = [""] * len(starts)
+    end = len(line)
+    for column in reversed(range(len(starts))):
+        start = starts[column]
+        if start == 0 or line[start - 1 : start] == " ":
+            cells[column], end = line[start:end], start
+    return cells

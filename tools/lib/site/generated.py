@@ -29,11 +29,10 @@ def commands() -> str:
 def _command(context: click.Context) -> str:
     command = context.command
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    records = [each.get_help_record(context) for each in command.get_params(context)]
-    options = table(
-        ("option", "what it does"), [(f"`{name}`", text) for name, text in filter(None, records) if text]
-    )
-    return f"## {context.command_path}\n\n```console\n$ {usage}\n```\n\n{_text(command)}\n\n{options}"
+    options = [each for each in command.params if isinstance(each, click.Option)]  # without --help
+    records = filter(None, (each.get_help_record(context) for each in options))
+    described = table(("option", "what it does"), [(f"`{names}`", text) for names, text in records])
+    return f"## {context.command_path}\n\n```console\n$ {usage}\n```\n\n{_text(command)}\n\n{described}"
 
 
 def _text(command: click.Command) -> str:

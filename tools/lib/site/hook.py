@@ -4,7 +4,7 @@
 - Pages of files outside of docs/ that pages link to, such as examples. They are below repository/.
 - Headings have the code host's anchors, because links to them are written for both.
 - A list needs no empty line before it.
-- A long name in a table may be broken at its dots.
+- A long name in a table may be broken between its parts.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def breakable(name: re.Match[str]) -> str:
-    return name[0].replace(".", ".<wbr>").replace("spark.<wbr>", "spark.")
+    parts = name[0].replace(".", ".<wbr>").replace("spark.<wbr>", "spark.")
+    return parts.replace("sortshuffle_service_", "sortshuffle_service_<wbr>")
 
 
 def leads_to(source: Path, name: str, link: re.Match[str]) -> str:
