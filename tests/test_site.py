@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -30,11 +31,34 @@ LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(directory)]
-    environment = {**ENVIRONMENT, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    code, said = build(ROOT, directory)
+    assert code == 0, said
     return directory
+
+
+def build(checkout: Path, directory: Path) -> tuple[int, str]:
+    """As `tools/docs` does."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
+    environment = {**ENVIRONMENT, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_control_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    ignored = shutil.ignore_patterns("__pycache__", "*.jar", "data", "*.jsonl")
+    for name in ("docs", "examples", "sortshuffle", "tools"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "mkdocs.yml", ROOT / "LICENSE"]:
+        shutil.copy(path, checkout)
+    with (checkout / "docs" / "index.md").open("a") as page:
+        page.write("\n[1](operations.md#no-such-heading) [2](../no_such_file.py) [3](no-such-page.md)\n")
+    code, said = build(checkout, tmp_path / "site")
+    assert code == 1
+    assert said.count("WARNING") == 3
+    assert all(
+        f"'{target}'" in said for target in ("#no-such-heading", "../no_such_file.py", "no-such-page.md")
+    )
 
 
 class Elements(HTMLParser):
