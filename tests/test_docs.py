@@ -1,18 +1,21 @@
-"""The documents agree with the code: the table of options, the tests of faults, the README's commands, the
-links between pages."""
+"""The documents agree with the code: the table of options, the tests of faults, the commands and options that
+pages name, the links between pages."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import pytest
 
-from sortshuffle.options import option_table
+from sortshuffle.cli.main import main
+from sortshuffle.options import PREFIX, option_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -106,6 +109,30 @@ def anchors_of(page: Path) -> set[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_options_that_a_page_names_are_there(page: Path) -> None:
+    known = {f"{PREFIX}{key}" for key in re.findall(rf"`{re.escape(PREFIX)}([\w.]+)`", option_table())}
+    named = set(re.findall(rf"{re.escape(PREFIX)}[a-z]+(?:\.[a-z]+)*(?![\w*{{.]*[*{{])", page.read_text()))
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_that_a_page_shows_can_be_called_so(page: Path) -> None:
+    """As far as their names and options go: a command's arguments need not be there."""
+    blocks = re.findall(r"^```(console|bash)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    begins = {"console": r"^\$ ", "bash": r"^|\$\(|IMAGE "}
+    lines = [
+        found
+        for kind, text in blocks
+        for found in re.findall(rf"(?:{begins[kind]})sortshuffle (\w[^|)\n]*)", text, re.MULTILINE)
+    ]
+    for name, *arguments in (shlex.split(line, comments=True) for line in lines):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None, name
+        known = {option for each in command.params for option in each.opts}
+        assert {each for each in arguments if each.startswith("-")} <= known, (name, arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

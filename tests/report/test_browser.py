@@ -4,10 +4,9 @@ index."""
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
+import browser
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,30 +16,10 @@ from sortshuffle.options import format_size
 from sortshuffle.report.findings import Findings
 from sortshuffle.report.page import Report, report_page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-OPTIONS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--enable-logging=stderr",
-    "--v=0",
-]
-
 
 def opened(page: Path, *options: str) -> tuple[str, str]:
     """The document after it was rendered, and what the browser logged."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium")
-    profile = f"--user-data-dir={page.parent / 'profile'}"
-    found = subprocess.run(
-        [CHROMIUM, *OPTIONS, profile, *options, "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    return found.stdout, found.stderr
+    return browser.opened(page, page.parent / "profile", *options)
 
 
 @pytest.fixture
