@@ -79,7 +79,6 @@ access = os.access
 lstat = os.lstat
 statvfs = os.statvfs
 # These raise no error of the system: they return False, or the path as far as it resolves
-access = os.access
 exists = os.path.exists
 lexists = os.path.lexists
 isfile = os.path.isfile

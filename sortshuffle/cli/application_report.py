@@ -31,16 +31,15 @@ from typing import Any
 from sortshuffle import calls
 from sortshuffle.cli.exchanges import add_up
 from sortshuffle.cli.pair_report import look_at_all, pairs_below
-from sortshuffle.cli.report_files import is_private, report_on, write_page
+from sortshuffle.cli.report_files import findings_on, report_on, write_page
 from sortshuffle.cli.unseen import PassedOver
 from sortshuffle.errors import SortShuffleError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.homes.owner import HOME_ROOT
 from sortshuffle.options import Options
 from sortshuffle.report.application import ApplicationRun
-from sortshuffle.report.findings import Findings
 from sortshuffle.report.page import report_page
-from sortshuffle.storage.files.urls import application_of, application_url
+from sortshuffle.storage.files.urls import application_of, application_url, is_url, mounted_path
 from sortshuffle.storage.stored.stored_listing import directories_in
 
 FAILED = 3  # exit status
@@ -58,32 +57,36 @@ def write(document: Mapping[str, Any], now: float) -> str:
         for pair in pairs_below(directory, passed_over.add)
     ]
     listing = add_up(look_at_all(pairs, quick=True, key=key))
-    findings = [Findings.of(exchange, key) for exchange in listing.exchanges]
+    findings = findings_on(listing, key)
     page = report_page(report_on(f"{run.name} ({run.identifier})", listing, passed_over, findings, run))
     path = os.path.join(options.report, f"{run.identifier}.html")
     try:
         calls.makedirs(options.report, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the page cannot be written: {error}") from error
-    write_page(path, page, is_private=is_private(findings))
+    write_page(path, page, is_private=True)  # others may read the directory, and it shows values of rows
     return path
 
 
 def directories_of(application: str, options: Options, document: Mapping[str, Any]) -> list[str]:
-    """Return the directories and URLs on this host that have map outputs of an application, none of which
-    lies in another."""
-    if options.storage_url:
-        return [
-            application_url(options.storage_url, name)
-            for name in directories_in(options.storage_url)
-            if application_of(name) == application
-        ]
-    roots = [*options.directories, *document["local_directories"]]
-    # if Spark's own shuffle files outlive executors, homes lie one level higher
-    roots += map(os.path.dirname, document["local_directories"])
+    """Return the directories and URLs that have map outputs of an application and can be seen from this host,
+    none of which lies in another."""
+    reported = document.get("directories", ())
+    roots = [*document["local_directories"], *map(os.path.dirname, document["local_directories"])]
+    # the latter, because if Spark's own shuffle files outlive executors, homes lie one level higher
+    if not options.storage_url:
+        roots += options.directories
     found = [os.path.join(root, HOME_ROOT, application) for root in roots]
-    found += document.get("directories", ())
-    return list(_outermost(sorted({os.path.normpath(each) for each in found if calls.isdir(each)})))
+    found += [mounted_path(each) or each for each in (*reported, *_stored_homes(application, options))]
+    local = {os.path.normpath(each) for each in found if not is_url(each) and calls.isdir(each)}
+    return [*_outermost(sorted(local)), *sorted({each for each in found if is_url(each)})]
+
+
+def _stored_homes(application: str, options: Options) -> list[str]:
+    """Return the URLs of the application's directories."""
+    url = options.storage_url
+    names = directories_in(url) if url else []
+    return [application_url(url, name) for name in names if application_of(name) == application]
 
 
 def _outermost(directories: Sequence[str]) -> Iterator[str]:
@@ -98,8 +101,11 @@ def _outermost(directories: Sequence[str]) -> Iterator[str]:
 
 def main() -> int:
     """Run the program, and return its exit status."""
+    os.environ["MPLBACKEND"] = (
+        "svg"  # that of the user's program may need a screen, or a module that is not here
+    )
     try:
-        path = write(json.load(sys.stdin), time.time())
+        path = write(json.load(sys.stdin.buffer), time.time())
     except (SortShuffleError, OSError) as error:
         print(error, file=sys.stderr)
         return FAILED

@@ -11,7 +11,7 @@ from sortshuffle.cli.exchanges import Listing, listing_of
 from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.output import ConsoleOutput, plural
 from sortshuffle.cli.pair_report import AnyPath
-from sortshuffle.cli.report_files import check_can_write, is_private, report_on, write_page
+from sortshuffle.cli.report_files import check_can_write, findings_on, is_private, report_on, write_page
 from sortshuffle.cli.summary import print_advice
 from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UsageError
@@ -56,7 +56,7 @@ def report(path: str, output: str, key_file: str | None) -> None:
                 f"there are no map outputs below {path}: they are removed when the application ends, unless"
                 " spark.sortshuffle.keep is true"
             )
-        found = [Findings.of(exchange, key) for exchange in listing.exchanges]
+        found = findings_on(listing, key)
         page = report_page(report_on(path, listing, passed_over, found))
     if output == STANDARD_OUTPUT:
         click.echo(page, nl=False)

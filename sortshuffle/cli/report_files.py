@@ -12,10 +12,23 @@ from sortshuffle import calls
 from sortshuffle.cli.exchanges import Listing
 from sortshuffle.cli.unseen import PassedOver
 from sortshuffle.errors import UsageError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.report.application import ApplicationRun
 from sortshuffle.report.findings import Findings
-from sortshuffle.report.page import NotShown, Report
+from sortshuffle.report.page import MOST_EXCHANGES, NotShown, Report
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+
+
+def findings_on(listing: Listing, key: EncryptionKey | None) -> list[Findings]:
+    """Return the findings on each exchange. Rows are sampled of those that a page has room for."""
+    largest = sorted(listing.exchanges, key=lambda files: -files.totals.bytes)[:MOST_EXCHANGES]
+    sampled = {id(files) for files in largest}
+    return [
+        Findings.of(files, key)
+        if id(files) in sampled
+        else Findings(files, refusal="only those of the largest exchanges are")
+        for files in listing.exchanges
+    ]
 
 
 def report_on(

@@ -64,7 +64,7 @@ class PythonStage:
 @dataclass(frozen=True, slots=True)
 class ApplicationRun:
     """An application that ended. ``seconds``: how long it ran. ``stages``: in the order in which they began.
-    ``skipped``: stages whose results were there already. ``crossings``: sentences on where rows crossed."""
+    ``skipped``: stages that did not run. ``crossings``: sentences on where rows crossed."""
 
     identifier: str
     name: str

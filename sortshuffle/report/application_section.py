@@ -29,7 +29,9 @@ def _stages(body: Element, run: ApplicationRun) -> None:
     if len(shown) < len(run.stages):
         label += f"; the {MOST_STAGES} that took longest are shown"
     if run.skipped:
-        label += f"; {run.skipped:,} more were skipped, because their results were there"
+        label += (
+            f"; {run.skipped:,} more did not run: their results were there, or a stage before them failed"
+        )
     add_figure(body, timeline_plot("timeline", run), "When each stage ran", label)
     names = ["stage", "began", "took", "tasks", "task time", "read", "written", "spilled", "status"]
     add(body, "h3", text="Spark's stages, the longest first")
@@ -69,9 +71,10 @@ def _python_stages(body: Element, run: ApplicationRun) -> None:
         add_figure(
             body, steps_plot("steps", run.steps), "Seconds of tasks in each step of Python stages", label
         )
-    add(body, "h3", text="Python stages")
+    add(body, "h3", text="Python stages, those with most task time first")
     names = ["stage", "tasks", "task time", "rows in", "rows out", "read", "spilled", "most memory", "steps"]
-    add_table(body, names, [(False, _python_cells(stage)) for stage in run.python_stages], texts={8})
+    longest_first = sorted(run.python_stages, key=lambda stage: -stage.wall)
+    add_table(body, names, [(False, _python_cells(stage)) for stage in longest_first], texts={8})
     written = [
         (False, _written_cells(stage, number))
         for stage in run.python_stages

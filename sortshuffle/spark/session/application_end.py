@@ -6,7 +6,7 @@ Connect, where no client knows the end of the application.
 
 Rules
 * ``before`` is called while the context runs, ``after`` when no task runs any more. Each function is called
-  once, and must raise nothing.
+  once. One that fails is logged.
 * A forked process has functions of its own. When it exits, it leaves the context to its parent, and calls
   only those of ``after``.
 * At exit Python starts no more threads.
@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
@@ -25,6 +26,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
+_log = logging.getLogger(__name__)
 _ends: dict[tuple[str, int], ApplicationEnd] = {}
 """By application and process, until its context is stopped. A forked process also has its parent's."""
 _lock = threading.Lock()  # of _ends
@@ -39,6 +41,8 @@ class ApplicationEnd:
         self._has_parents_context = not _is_made_here(context)
         self._before: list[Callable[[], None]] = []
         self._after: list[Callable[[], None]] = []
+        self._stopping = threading.Lock()
+        self._stopper: int | None = None  # the thread that holds it
         self._stop_context = context.stop
         own: Any = context
         own.stop = self.stop
@@ -62,16 +66,21 @@ class ApplicationEnd:
         self._after.append(function)
 
     def stop(self) -> None:
-        """Stop the context, between the functions. Safe to call again."""
-        try:
-            if self._is_own():
-                _call_all(self._before)
-        finally:
+        """Stop the context, between the functions. Safe to call again: another thread waits until it has
+        stopped; a signal's handler, which interrupts this very call, does not."""
+        if not self._is_own():
+            self._stop_context()
+            return
+        if self._stopper == threading.get_ident():
+            return
+        with self._stopping:
+            self._stopper = threading.get_ident()
             try:
+                _call_all(self._before)
                 self._stop_context()
             finally:
-                if self._is_own():
-                    self._end()
+                self._stopper = None
+                self._end()
 
     def _exit(self) -> None:
         if not self._is_own():
@@ -93,7 +102,10 @@ class ApplicationEnd:
 
 def _call_all(functions: list[Callable[[], None]]) -> None:
     while functions:
-        functions.pop(0)()
+        try:
+            functions.pop(0)()
+        except Exception:
+            _log.exception("something that was to be done at the end of the application failed")
 
 
 def _is_made_here(context: Any) -> bool:

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark import SparkContext
 
+from sortshuffle import calls
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.homes.environment import environment
@@ -45,6 +48,7 @@ class _ApplicationReport:
     `worker.reports` has them. ``key``: of encrypted files."""
 
     context: SparkContext
+    application: str
     directory: str
     python_stages: PythonStages
     key: EncryptionKey | None
@@ -52,23 +56,25 @@ class _ApplicationReport:
 
     def write(self) -> None:
         """Have the report written. Warns if it cannot be."""
-        _reports.pop(self.context.applicationId, None)
+        _reports.pop(self.application, None)
         try:
             done = subprocess.run(
                 [sys.executable, "-m", PROGRAM],
-                input=json.dumps(self._document()),
+                input=json.dumps(self._document()).encode(),
                 check=True,
                 timeout=SECONDS,
                 capture_output=True,
-                text=True,
-                env=environment(),
+                # modules of the working directory must not stand in for others (Python 3.10 has no such way)
+                env={**environment(), "PYTHONSAFEPATH": "1"},
             )
-            print(done.stdout.strip(), file=sys.stderr)
         except Exception as error:  # of Py4J, of the system, or of the program
-            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            why = lines[-1] if lines else repr(error)
-            text = f"there is no report on this application in {self.directory}: {why}"
+            if calls.exists(os.path.join(self.directory, f"{self.application}.html")):
+                return  # the context was stopped in the JVM, where the manager's plugin has written it
+            text = f"there is no report on this application in {self.directory}: {_reason(error)}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
+        else:
+            with suppress(OSError, ValueError, AttributeError):  # there may be no standard error any more
+                print(done.stdout.decode(errors="replace").strip(), file=sys.stderr)
 
     def _document(self) -> dict[str, Any]:
         context: Any = self.context
@@ -107,7 +113,7 @@ def note_use(
             raise UnsupportedError(
                 f"{OPTION} wants a report, which needs matplotlib: pip install 'sortshuffle[report]'"
             )
-        report = _ApplicationReport(context, options.report, python_stages, key)
+        report = _ApplicationReport(context, application, options.report, python_stages, key)
         _reports[application] = report
     ApplicationEnd.of(context, application).before(report.write)
     return True
@@ -118,6 +124,17 @@ def note_crossing(text: str) -> None:
     for report in list(_reports.values()):
         if len(report.crossings) < MOST_CROSSINGS:
             report.crossings[text] = None
+
+
+def _reason(error: Exception) -> str:
+    """Return one line on a failure: what the program said last, or what the JVM said first."""
+    said = getattr(error, "stderr", None)
+    if said:
+        return str(said.decode(errors="replace").strip().splitlines()[-1])
+    java = getattr(error, "java_exception", None)
+    with suppress(Exception):  # the JVM may have ended
+        return str(java.toString() if java is not None else error).strip().splitlines()[0]
+    return repr(error)
 
 
 def _stage(total: Any) -> dict[str, Any]:

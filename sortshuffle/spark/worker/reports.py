@@ -36,6 +36,7 @@ from sortshuffle.spark.session.application_report import note_use
 from sortshuffle.spark.session.requirements import context_of
 
 LOGGER = "sortshuffle.task"
+MOST_STAGES = 1000  # of sources that are gone, 3 KB each; as many as Spark keeps (spark.ui.retainedStages)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Key = tuple[int, int]
@@ -129,7 +130,8 @@ class AccumulatorReporter:
 class _Ledger:
     """The value of the accumulator on the driver: passes reports on to their sources.
 
-    If it ``keeps`` totals, those of sources that are gone stay, summed up by stage."""
+    If it ``keeps`` totals, those of sources that are gone stay, summed up by stage: of very many stages, of
+    those that took longest."""
 
     def __init__(self, context: SparkContext) -> None:
         self.keeps = False
@@ -154,14 +156,16 @@ class _Ledger:
             reports = self._sources.get(source)
             if reports is not None:
                 reports.add(key, report)
+            elif self.keeps:  # of a plan that outlives its frame, such as a view
+                self._left.append({key: report})
 
     def totals(self) -> list[StageTotals]:
         """Return the totals of all stages so far."""
-        living = [item for each in list(self._sources.values()) for item in each.value.items()]
+        sources = list(self._sources.values())  # held, so that none of them is counted as gone, too
         with self._lock:
             self._add_left()
             gone = copy.deepcopy(self._totals)
-        return stage_totals(living, gone)
+        return stage_totals((item for each in sources for item in each.value.items()), gone)
 
     def _leave(self, reports: dict[Key, TaskReport]) -> None:
         if self.keeps:
@@ -174,6 +178,9 @@ class _Ledger:
     def _add_left(self) -> None:
         while self._left:
             stage_totals(self._left.popleft().items(), self._totals)
+        if len(self._totals) > 2 * MOST_STAGES:
+            longest = sorted(self._totals.values(), key=lambda total: -total.wall)[:MOST_STAGES]
+            self._totals = {total.stage: total for total in longest}
 
 
 class _Delivery(AccumulatorParam[Any]):  # type: ignore[misc]  # mypy does not look into pyspark

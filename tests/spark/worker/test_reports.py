@@ -28,6 +28,7 @@ from sortshuffle.metrics import FIGURES, TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.origins import ExchangeOrigin
+from sortshuffle.spark.worker import reports
 from sortshuffle.spark.worker.reports import SourceReports, StageTotals, TaskReport, log_line, stage_totals
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
@@ -255,6 +256,65 @@ def test_reports_of_a_source_that_is_gone_are_dropped(spark: SparkSession) -> No
     late.add(4, 0, report)
 
     assert kept.value == {(3, 0): report}
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A ledger that keeps totals, beside the session's own."""
+    made = reports._Ledger(spark.sparkContext)
+    monkeypatch.setitem(reports._ledgers, spark.sparkContext, made)
+    made.keeps = True
+    yield made
+    accumulators._accumulatorRegistry.pop(made._accumulator.aid)
+
+
+def report_of(rows: int, attempt: int = 0) -> TaskReport:
+    metrics = TaskMetrics()
+    metrics.add(rows_in=rows)
+    return TaskReport(metrics, 0.5, attempt=attempt)
+
+
+def summed(ledger: Any) -> list[tuple[int, int, int]]:
+    """Stage, tasks and rows of each total."""
+    return [(total.stage, total.tasks, total.metrics.counts["rows_in"]) for total in ledger.totals()]
+
+
+def test_a_ledger_that_keeps_totals_has_those_of_all_sources(spark: SparkSession, ledger: Any) -> None:
+    living, gone = SourceReports(spark.sparkContext), SourceReports(spark.sparkContext)
+    late = gone.reporter
+    living.reporter.add(3, 0, report_of(1))
+    late.add(4, 0, report_of(10))
+    late.add(4, 0, report_of(20, attempt=1))
+    assert summed(ledger) == [(3, 1, 1), (4, 1, 20)]
+    del gone
+    assert summed(ledger) == [(3, 1, 1), (4, 1, 20)]
+    late.add(5, 0, report_of(300))  # of a plan that outlives its frame
+    assert summed(ledger) == [(3, 1, 1), (4, 1, 20), (5, 1, 300)]
+    assert summed(ledger) == [(3, 1, 1), (4, 1, 20), (5, 1, 300)]
+
+
+def test_a_source_that_goes_while_totals_are_made_counts_once(
+    spark: SparkSession, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source: Any = SourceReports(spark.sparkContext)
+    source.itself = source
+    source.reporter.add(3, 0, report_of(1))
+    del source
+    add_left = ledger._add_left
+    monkeypatch.setattr(ledger, "_add_left", lambda: (gc.collect(), add_left()))
+    assert summed(ledger) == [(3, 1, 1)]
+
+
+def test_of_very_many_stages_the_longest_are_kept(
+    spark: SparkSession, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "MOST_STAGES", 2)
+    gone = SourceReports(spark.sparkContext)
+    late = gone.reporter
+    del gone
+    for stage, wall in enumerate([3.0, 1.0, 5.0, 2.0, 4.0]):
+        late.add(stage, 0, TaskReport(TaskMetrics(), wall))
+    assert [total.stage for total in ledger.totals()] == [2, 4]
 
 
 def test_reports_go_with_the_frames_of_their_source(numbers: DataFrame) -> None:

@@ -2,10 +2,8 @@ package org.sortshuffle;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.ObjectMapper;
-import java.io.IOException;
+import java.io.InterruptedIOException;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeoutException;
@@ -34,8 +32,34 @@ public final class ApplicationReport {
     private ApplicationReport() {
     }
 
-    /** What the running application did, as JSON. For Python. */
+    /** The application whose report Python writes. */
+    private static volatile String pythons = "";
+
+    /** What the running application did, as JSON. For Python, which then writes the report. */
     public static String document(SparkContext context) throws JsonProcessingException {
+        pythons = context.applicationId();
+        return figures(context);
+    }
+
+    /**
+     * Writes the report, if one is wanted and Python does not. Only logs what goes wrong: the job is done.
+     */
+    static void write(SparkContext context) {
+        SparkConf conf = context.conf();
+        String directory = conf.get(DIRECTORY, "").strip();
+        if (directory.isEmpty() || pythons.equals(conf.getAppId()))
+            return;
+        try {
+            byte[] request = figures(context).getBytes(StandardCharsets.UTF_8);
+            LOG.info("{}", Launcher.answer(conf, MODULE, request));
+        } catch (Throwable e) { // whatever it is, the application goes on to end
+            if (e instanceof InterruptedException || e instanceof InterruptedIOException)
+                Thread.currentThread().interrupt();
+            LOG.warn("There is no report on this application in {}: {}", directory, e.toString());
+        }
+    }
+
+    private static String figures(SparkContext context) throws JsonProcessingException {
         awaitFigures(context);
         AppStatusStore store = context.statusStore();
         ObjectMapper json = new JacksonMessageWriter().mapper();
@@ -43,20 +67,6 @@ public final class ApplicationReport {
                 store.stageList(null, false, false, new double[0], List.of()), "local_directories",
                 List.of(SparkEnv.get().blockManager().diskBlockManager().localDirsString()), "settings",
                 Launcher.settings(context.conf())));
-    }
-
-    /** Writes the report, if one is wanted and is not there. Only logs what goes wrong: the job is done. */
-    static void write(SparkContext context) {
-        SparkConf conf = context.conf();
-        String directory = conf.get(DIRECTORY, "").strip();
-        if (directory.isEmpty() || Files.exists(Path.of(directory, conf.getAppId() + ".html")))
-            return;
-        try {
-            byte[] request = document(context).getBytes(StandardCharsets.UTF_8);
-            LOG.info("{}", Launcher.answer(conf, MODULE, request));
-        } catch (IOException | RuntimeException e) {
-            LOG.warn("There is no report on this application in {}: {}", directory, e.toString());
-        }
     }
 
     private static void awaitFigures(SparkContext context) {

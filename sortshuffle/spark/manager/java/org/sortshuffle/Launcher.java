@@ -166,7 +166,7 @@ final class Launcher {
             return process.exitValue();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
-            throw new InterruptedIOException("Interrupted while the shuffle engine was started");
+            throw new InterruptedIOException("Interrupted while a program of sortshuffle ran");
         } finally {
             process.destroyForcibly();
         }

@@ -383,12 +383,15 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             remover.shutdownNow();
             if (context != null)
                 ApplicationReport.write(context); // while its map outputs are there
-            if (isStored && engine.place() != null) // before it was started nothing could be written
-                removeAll();
-            if (engine != null)
-                engine.leave();
-            if (current == this)
-                current = null;
+            try {
+                if (isStored && engine.place() != null) // before it was started nothing could be written
+                    removeAll();
+            } finally {
+                if (engine != null)
+                    engine.leave();
+                if (current == this)
+                    current = null;
+            }
         }
     }
 
