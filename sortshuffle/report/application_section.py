@@ -10,6 +10,7 @@ from sortshuffle.report.application import ApplicationRun, PythonStage, SparkSta
 from sortshuffle.report.plots import MOST_STAGES, longest, steps_plot, timeline_plot
 
 SHOWN_STEPS = 3  # of a stage, in a table
+LEAST_SECONDS = 0.05  # of a step there: shorter ones would print as 0.0 s
 
 
 def add_run(body: Element, run: ApplicationRun) -> None:
@@ -88,7 +89,8 @@ def _python_stages(body: Element, run: ApplicationRun) -> None:
 
 def _python_cells(stage: PythonStage) -> list[str]:
     counts = stage.metrics.counts
-    steps = ", ".join(f"{step} {format_time(took)}" for step, took in stage.metrics.slowest()[:SHOWN_STEPS])
+    slowest = [each for each in stage.metrics.slowest()[:SHOWN_STEPS] if each[1] >= LEAST_SECONDS]
+    steps = ", ".join(f"{step} {format_time(took)}" for step, took in slowest)
     return [
         str(stage.number),
         f"{stage.tasks:,}",

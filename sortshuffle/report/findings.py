@@ -167,7 +167,7 @@ def _on_skew(findings: Findings, name: str) -> Advice | None:
     if findings.heavy:
         heaviest = findings.heavy[0]
         figure += (
-            f" {heaviest.column} is {heaviest.value} in {heaviest.share:.0%} of"
+            f" {heaviest.column} is {heaviest.value} in {heaviest.share:.0%} of the"
             f" {findings.sampled:,} of its rows that were looked at."
         )
         remedy = "One task reads all of it: leave this value out, or add a second column to the key"

@@ -64,7 +64,7 @@ def test_a_large_subpartition_is_named_with_the_value_that_makes_it_large(tmp_pa
     rows = int(findings.files.records[2])
     assert first.figure == (
         f"Subpartition 2 of exchange 3 has {format_size(findings.spread.most)}, {times:.0f} times the median."
-        f" k is 99 in {heavy.share:.0%} of {rows:,} of its rows that were looked at."
+        f" k is 99 in {heavy.share:.0%} of the {rows:,} of its rows that were looked at."
     )
     assert first.remedy == (
         "One task reads all of it: leave this value out, or add a second column to the key."
