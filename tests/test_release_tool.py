@@ -38,6 +38,8 @@ version = "1"
 py-modules = ["small"]
 """,
     "small.py": "NUMBER = 1\n",
+    "sortshuffle/version.py": '__version__ = "1"\n',
+    "tests/written_by/1/kept": "",
     ".gitignore": ".venv\ndist\nignored\n",
     "tools/jar": "#!/usr/bin/env bash\n",
 }
@@ -254,4 +256,45 @@ def test_two_builds_that_differ_are_an_error(small: Path) -> None:
     done = release(small, "--uncommitted")
     assert done.returncode == 1
     assert done.stderr == ("Two builds of the same files differ: small-1.tar.gz, small-1-py3-none-any.whl\n")
-    assert not (small / "dist").exists()
+    assert list((small / "dist").iterdir()) == []
+
+
+def test_settings_of_the_user_do_not_change_a_release(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".pydistutils.cfg").write_text("[egg_info]\ntag_build=.dev7\n")
+    done = release(small, env={**os.environ, "HOME": str(tmp_path / "home")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in (small / "dist").iterdir()} == {
+        "small-1.tar.gz",
+        "small-1-py3-none-any.whl",
+    }
+
+
+def test_two_versions_are_refused(small: Path) -> None:
+    (small / "sortshuffle" / "version.py").write_text('__version__ = "2"\n')
+    commit(small)
+    done = release(small)
+    assert done.returncode == 1
+    assert done.stderr == "pyproject.toml and sortshuffle/version.py name different versions\n"
+
+
+def test_a_version_of_which_nothing_is_kept_is_refused(small: Path) -> None:
+    shutil.rmtree(small / "tests")
+    commit(small)
+    done = release(small)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tests/written_by/1 is missing: ")
+
+
+def test_a_directory_that_cannot_be_made_is_said_at_once(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = release(small, tmp_path / "file" / "dist")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"nothing can be written to {tmp_path}/file/dist: ")
+
+
+def test_it_works_in_a_clone_alone(small: Path) -> None:
+    shutil.rmtree(small / ".git")
+    done = release(small, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(small.parent)})
+    assert done.returncode == 1
+    assert done.stderr.endswith("git status failed: tools/release works in a clone\n")

@@ -14,6 +14,8 @@ import gzip
 import hashlib
 import io
 import os
+import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -23,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 UMASK = 0o022  # of what builds: a wheel stores the modes of its files
+PLAIN = ("-c", "core.autocrlf=false")  # files as they are in the commit, whatever the user's settings
 MODE = 0o644
 EXECUTABLE = 0o755  # also of directories
 
@@ -36,19 +39,21 @@ class Source:
 
 
 def git(*arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = ["git", *PLAIN, *arguments]
+    environment = {**os.environ, **environment}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+    except FileNotFoundError:
+        raise SystemExit("tools/release needs git, which is not installed") from None
+    except subprocess.CalledProcessError as error:  # git has said why
+        raise SystemExit(f"git {arguments[0]} failed: tools/release works in a clone") from error
     return done.stdout.rstrip()
 
 
 def source(uncommitted: bool) -> Source:
-    changes = git("status", "--porcelain")
+    changes = git("status", "--porcelain", "--untracked-files=normal")
     if changes and not uncommitted:
         raise SystemExit(
             f"Not committed:\n{changes}\nCommit these, or build them as they are: tools/release --uncommitted"
@@ -67,7 +72,8 @@ def tree_of_files() -> str:
 
 def copy_of(tree: str, directory: Path, in_reverse: bool) -> None:
     """``in_reverse``: make the last file first, so that a directory may list its files in another order."""
-    packed = subprocess.run(["git", "archive", tree], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    command = ["git", *PLAIN, "archive", tree]
+    packed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         members = archive.getmembers()
         archive.extractall(directory, members[::-1] if in_reverse else members, filter="data")
@@ -90,13 +96,17 @@ def build(made_from: Source, work: Path, in_reverse: bool = False) -> list[Path]
 
 def build_jar(checkout: Path) -> None:
     (checkout / ".venv").symlink_to(sys.prefix)  # tools/jar compiles against the PySpark in there
-    subprocess.run([checkout / "tools" / "jar"], check=True)
+    if subprocess.run([checkout / "tools" / "jar"], check=False).returncode:
+        raise SystemExit("tools/jar has not built the shuffle manager's jar")
 
 
 def build_archive(kind: str, project: Path, into: Path, time: int) -> None:
     """Without an environment of its own: its setuptools would be whichever is the newest that day."""
     command = [sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", into, project]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(time)}
+    home = into.parent / "home"  # empty: settings of the user's for setuptools must not change a release
+    home.mkdir(exist_ok=True)
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(time), "HOME": str(home)}
+    environment.pop("DIST_EXTRA_CONFIG", None)
     done = subprocess.run(
         command,
         env=environment,
@@ -143,10 +153,24 @@ def build_twice(made_from: Source, directory: Path) -> list[Path]:
     differing = [name for name in contents if contents[name] != others.get(name)]
     if differing:
         raise SystemExit(f"Two builds of the same files differ: {', '.join(differing)}")
-    directory.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        (directory / name).write_bytes(content)
+        partial = directory / f"{name}.{os.getpid()}"
+        partial.write_bytes(content)
+        partial.replace(directory / name)
     return [directory / name for name in contents]
+
+
+def check_version() -> None:
+    """Refuse versions that differ: files, ``--version`` and the archives would name two releases."""
+    project = (ROOT / "pyproject.toml").read_text()
+    named = re.search(r'^version = "(.*)"$', project, re.MULTILINE)
+    code = (ROOT / "sortshuffle" / "version.py").read_text()
+    if named is None or f'"{named[1]}"' not in code:
+        raise SystemExit("pyproject.toml and sortshuffle/version.py name different versions")
+    if not (ROOT / "tests" / "written_by" / named[1]).is_dir():
+        raise SystemExit(
+            f"tests/written_by/{named[1]} is missing: CONTRIBUTING.md says which scripts make it"
+        )
 
 
 def described(archive: Path) -> str:
@@ -159,7 +183,14 @@ def main() -> None:
     parser.add_argument("directory", nargs="?", type=Path, default=ROOT / "dist")
     parser.add_argument("--uncommitted", action="store_true", help="build the files as they are")
     asked = parser.parse_args()
-    for archive in build_twice(source(asked.uncommitted), asked.directory):
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # removes what is temporary
+    made_from = source(asked.uncommitted)
+    check_version()
+    try:
+        asked.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"nothing can be written to {asked.directory}: {error}") from None
+    for archive in build_twice(made_from, asked.directory):
         print(described(archive))
 
 
