@@ -79,7 +79,8 @@ def directories_of(application: str, options: Options, document: Mapping[str, An
     found = [os.path.join(root, HOME_ROOT, application) for root in roots]
     found += [mounted_path(each) or each for each in (*reported, *_stored_homes(application, options))]
     local = {os.path.normpath(each) for each in found if not is_url(each) and calls.isdir(each)}
-    return [*_outermost(sorted(local)), *sorted({each for each in found if is_url(each)})]
+    in_order = sorted(local, key=lambda each: each.split(os.sep))
+    return [*_outermost(in_order), *sorted({each for each in found if is_url(each)})]
 
 
 def _stored_homes(application: str, options: Options) -> list[str]:
@@ -90,8 +91,8 @@ def _stored_homes(application: str, options: Options) -> list[str]:
 
 
 def _outermost(directories: Sequence[str]) -> Iterator[str]:
-    """Yield the directories that lie in none of the others. They are sorted, so each comes after the one it
-    lies in."""
+    """Yield the directories that lie in none of the others. They are sorted by their parts, so each comes
+    directly after the one it lies in, and others in that."""
     last = ""
     for directory in directories:
         if not last or os.path.commonpath((last, directory)) != last:
@@ -101,9 +102,8 @@ def _outermost(directories: Sequence[str]) -> Iterator[str]:
 
 def main() -> int:
     """Run the program, and return its exit status."""
-    os.environ["MPLBACKEND"] = (
-        "svg"  # that of the user's program may need a screen, or a module that is not here
-    )
+    # that of the user's program may need a screen, or a module that is not here
+    os.environ["MPLBACKEND"] = "svg"
     try:
         path = write(json.load(sys.stdin.buffer), time.time())
     except (SortShuffleError, OSError) as error:

@@ -62,6 +62,13 @@ def test_map_outputs_lie_where_tasks_report_them(tmp_path: Path) -> None:
     assert found(document_) == [*sorted([str(one), str(two.parent)]), "s3://bucket/app-1"]
 
 
+def test_a_directory_within_another_is_looked_at_once(tmp_path: Path) -> None:
+    for name in ("a/b", "a-b", "a/b-c"):
+        (tmp_path / name).mkdir(parents=True)
+    every = [str(tmp_path / name) for name in ("a", "a-b", "a/b", "a/b-c")]
+    assert found(document(tmp_path, tmp_path, directories=every)) == [f"{tmp_path}/a", f"{tmp_path}/a-b"]
+
+
 def test_map_outputs_lie_at_the_url(tmp_path: Path) -> None:
     local = home(tmp_path / "blockmgr-1")
     for name in (f"app-1-{TOKEN}", f"app-10-{TOKEN}"):
