@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -32,7 +33,7 @@ MADE_BY_FUNCTIONS = ("ShuffleFrame", "ShuffleRDD", "Input", "Output", "ChannelSe
 def interface(files: Path) -> dict[str, Any]:
     """``files``: what `kept_files` wrote, for the JSON of `dump`."""
     return {
-        "options": {spec.key: spec.unit for spec in (each.metadata["spec"] for each in fields(Options))},
+        "options": dict(options()),
         "names": {module: names_of(module) for module in MODULES},
         "errors": dict(errors()),
         "commands": commands(),
@@ -53,8 +54,23 @@ def described(value: Any) -> Any:
     return parameters(value) if inspect.isroutine(value) else type(value).__name__
 
 
+def options() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The unit of each option, and the words that it allows, if it allows words alone."""
+    for each in fields(Options):
+        spec = each.metadata["spec"]
+        words = spec.allowed.split(", ")
+        are_words = all(re.fullmatch("[a-z0-9]+", word) for word in words)
+        yield (
+            spec.key,
+            {"unit": spec.unit, "words": [spec.parse(word) for word in words] if are_words else []},
+        )
+
+
 def members(value: type) -> dict[str, Any]:
-    own = {name: getattr(value, name) for name in vars(value) if not name.startswith("_")}
+    """Those that the class or a class of this package's above it has."""
+    classes = [each for each in value.__mro__ if each.__module__.partition(".")[0] == "sortshuffle"]
+    names = {name for each in classes for name in vars(each) if not name.startswith("_")}
+    own = {name: getattr(value, name) for name in sorted(names)}
     return {
         name: parameters(member) if inspect.isroutine(member) and callable(member) else "attribute"
         for name, member in own.items()
@@ -62,25 +78,43 @@ def members(value: type) -> dict[str, Any]:
 
 
 def parameters(value: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(value).parameters)
+    """The names; of those that may be left out, with an equals sign."""
+    return [
+        f"{name}="
+        if each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        else name
+        for name, each in inspect.signature(value).parameters.items()
+    ]
 
 
-def errors() -> Iterator[tuple[str, list[str]]]:
-    """Each class, and all classes by which it is caught."""
+def errors() -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Each class, all classes by which it is caught, and how it is made."""
     for name, value in vars(sortshuffle.errors).items():
         if inspect.isclass(value) and issubclass(value, sortshuffle.errors.SortShuffleError):
-            yield name, sorted(base.__name__ for base in value.__mro__[1:])
+            bases = sorted(base.__name__ for base in value.__mro__[1:])
+            yield name, {"bases": bases, "parameters": parameters(value.__init__)}
 
 
-def commands() -> dict[str, list[str]]:
-    """The options of each command."""
+def commands() -> dict[str, dict[str, str]]:
+    """The options and arguments of each command."""
     context = click.Context(command_line)
     found = {name: command_line.get_command(context, name) for name in command_line.list_commands(context)}
     return {
-        name: sorted(option for each in command.params for option in [*each.opts, *each.secondary_opts])
+        name: {word: taken(each) for each in command.params for word in [*each.opts, *each.secondary_opts]}
         for name, command in found.items()
         if command is not None
     }
+
+
+def taken(parameter: click.Parameter) -> str:
+    """What an option or an argument takes, and whether it must be there."""
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        what = "nothing"
+    elif isinstance(parameter.type, click.Choice):
+        what = f"one of {', '.join(map(str, parameter.type.choices))}"
+    else:
+        what = "any number" if parameter.nargs == -1 else f"{parameter.nargs}"
+    return f"{what}, required" if parameter.required else what
 
 
 def dumps(files: Path) -> dict[str, Any]:
