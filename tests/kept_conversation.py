@@ -19,22 +19,30 @@ from pathlib import Path
 from kept_files import APPLICATION, ATTEMPT, DRIVER, EXCHANGE, KEPT, MAP_INDEX, Variant, write_file
 from serving import PATIENCE, SMALL, make_home, serving
 
+from sortshuffle.errors import Place
 from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.service.wire.protocol import (
     HEADER_BYTES,
     HELLO_BYTES,
     DamageReport,
+    ErrorResponse,
+    Fault,
+    FoundOutput,
     Header,
     Hello,
     MapOutputAddress,
     PartitionRequest,
     Sender,
     Stream,
+    Verdict,
     pack_add_credit,
     pack_cancel,
     pack_close,
+    pack_damage_verdict,
     pack_find_request,
+    pack_find_response,
     pack_remove_request,
+    pack_remove_response,
     proof,
 )
 from sortshuffle.storage.files.ranges import ALL_REGIONS, SubpartitionRange
@@ -140,10 +148,37 @@ def write_greeting(directory: Path) -> None:
     (directory / "greeting.txt").write_text("\n".join(lines) + "\n")
 
 
+PLACE = Place("/disk/file.data", 1, 2, 3, "map 4")
+
+
+def answers() -> dict[str, bytes]:
+    """Each answer that a conversation does not have whenever one likes: what is found or not, each verdict,
+    whether a removal is known, and each kind of error."""
+    found = FoundOutput(OUTPUT.file_id, 204, "/disk/home/exchange-3-map-17-attempt-204", "host-a")
+    return {
+        "found": pack_find_response(1, found),
+        "not found": pack_find_response(1, None),
+        **{f"verdict {each.name}": pack_damage_verdict(2, each) for each in Verdict},
+        "removal known": pack_remove_response(3, True),
+        "removal unknown": pack_remove_response(3, False),
+        **{
+            f"error {each.name}": ErrorResponse(4, each, "what happened", PLACE, "5", "6").pack()
+            for each in Fault
+        },
+        "error without a place": ErrorResponse(4, Fault.INTERNAL, "what happened").pack(),
+    }
+
+
+def write_answers(directory: Path) -> None:
+    lines = [f"{message.hex()} {name}" for name, message in answers().items()]
+    (directory / "answers.txt").write_text("\n".join(lines) + "\n")
+
+
 def main() -> None:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else KEPT / __version__).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     write_greeting(directory)
+    write_answers(directory)
     write_conversation(directory)
 
 
