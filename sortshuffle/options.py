@@ -356,8 +356,8 @@ class Options:
         _one_of("auto", "off"),
         "auto, off",
         "",
-        "Progress bars. auto: in a notebook; and in a terminal if Spark's own are off"
-        " (spark.ui.showConsoleProgress).",
+        "Progress bars. auto: below the cell of a notebook; in a terminal, configure() turns Spark's own on,"
+        " if spark.ui.showConsoleProgress is not set.",
     )
     grace: float = _option(
         600.0,

@@ -24,7 +24,7 @@ from sortshuffle.spark.frame.delegation import delegating, own_errors
 from sortshuffle.spark.frame.frames import framed
 from sortshuffle.spark.plan.estimated_sizes import note_sent
 from sortshuffle.spark.session import progress
-from sortshuffle.spark.session.requirements import configure, context_settings, is_classic, require_session
+from sortshuffle.spark.session.requirements import configure, is_classic, require_session, settings_of
 
 
 def session(spark: SparkSession.Builder | SparkSession) -> SparkSession:
@@ -74,9 +74,8 @@ class ShuffleSession(SparkSession):
         session = cls(plain.sparkContext, plain._jsparkSession)
         session._plain_session = plain
         session._profiler_collector = plain._profiler_collector
-        context = plain.sparkContext
-        option = context_settings(context).get(progress.OPTION, "auto")
-        progress.watch(context, option, context.applicationId)
+        option = settings_of(plain).get(progress.OPTION, "auto")
+        progress.watch(plain.sparkContext, option, plain.sparkContext.applicationId)
         return session
 
     @property

@@ -10,7 +10,7 @@ sparks_shuffle                         refuses settings of Spark's shuffle that 
 control_shuffles                       Spark's shuffle of one exchange, and when it is left to Spark
 service, forgotten_exchanges           the application's shuffle services; exchanges that Spark has forgotten
 application_end, application_report    what is done when the application ends; its report
-progress                               bars for running stages, where Spark's own are not seen
+progress                               bars for running stages, where nobody would see any
 shared_storage                         the application's directory on storage that every host sees
 java                                   short ways to the driver's JVM
 naming                                 names of stages and RDDs in Spark's UI

@@ -29,7 +29,7 @@ from pyspark import SparkContext
 _log = logging.getLogger(__name__)
 _ends: dict[tuple[str, int], ApplicationEnd] = {}
 """By application and process, until its context is stopped. A forked process also has its parent's."""
-_lock = threading.Lock()  # of _ends
+_lock = threading.Lock()  # of _ends, and of adding functions
 
 
 class ApplicationEnd:
@@ -41,6 +41,7 @@ class ApplicationEnd:
         self._has_parents_context = not _is_made_here(context)
         self._before: list[Callable[[], None]] = []
         self._after: list[Callable[[], None]] = []
+        self._is_over = False
         self._stopping = threading.Lock()
         self._stopper: int | None = None  # the thread that holds it
         self._stop_context = context.stop
@@ -59,11 +60,18 @@ class ApplicationEnd:
 
     def before(self, function: Callable[[], None]) -> None:
         """Have a function called before the context stops."""
-        self._before.append(function)
+        self._add(self._before, function)
 
     def after(self, function: Callable[[], None]) -> None:
         """Have a function called when the context has stopped."""
-        self._after.append(function)
+        self._add(self._after, function)
+
+    def _add(self, functions: list[Callable[[], None]], function: Callable[[], None]) -> None:
+        with _lock:
+            if not self._is_over:
+                functions.append(function)
+                return
+        function()  # the context is stopping
 
     def stop(self) -> None:
         """Stop the context, between the functions. Safe to call again: another thread waits until it has
@@ -77,10 +85,12 @@ class ApplicationEnd:
             self._stopper = threading.get_ident()
             try:
                 _call_all(self._before)
-                self._stop_context()
             finally:
-                self._stopper = None
-                self._end()
+                try:
+                    self._stop_context()
+                finally:
+                    self._stopper = None
+                    self._end()
 
     def _exit(self) -> None:
         if not self._is_own():
@@ -96,7 +106,10 @@ class ApplicationEnd:
 
     def _end(self) -> None:
         self._forget_exit()
-        _ends.pop(self._key, None)
+        with _lock:
+            _ends.pop(self._key, None)
+            self._is_over = True
+        _call_all(self._before)  # of those that came meanwhile
         _call_all(self._after)
 
 

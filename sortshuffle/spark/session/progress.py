@@ -1,38 +1,41 @@
-"""Progress bars for running stages, in a terminal and in notebooks where Spark's own are not seen.
+"""Progress bars for running stages, where nobody would see any.
 
-Spark draws its bars on the standard error of the JVM (``spark.ui.showConsoleProgress``). In a notebook that
-is not the notebook's. So here a thread asks Spark which stages run (`SparkContext.statusTracker`), and draws
-them: in a terminal on one line of standard error, in a notebook below the cell.
+In a terminal Spark draws its own, on the standard error of the JVM, if ``spark.ui.showConsoleProgress`` is
+true. Under ``spark-submit`` it is not, so `configure` sets it (`wants_sparks_bars`).
+
+In a notebook, the standard error of the JVM is not the notebook's. So here a thread asks Spark which stages
+run (`SparkContext.statusTracker`), and draws them below the cell.
 
 Rules
 * A stage is drawn when it has run for a second. Bars vanish when nothing runs.
-* Nothing is drawn unless somebody looks on: standard error is a terminal, or Python is a notebook's.
-* Bars are never the reason why a job fails. Where Spark no longer answers, the thread ends.
-* The thread ends before the SparkContext stops, or with Python.
+* Bars are never the reason why something fails. Where Spark no longer answers, the thread ends.
+* The thread ends with Python, or is waited for before the SparkContext stops, but not for long.
 """
 
 from __future__ import annotations
 
 import html
 import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pyspark import SparkContext
 
+from sortshuffle import calls
 from sortshuffle.options import PREFIX
 from sortshuffle.spark.session.application_end import ApplicationEnd
-from sortshuffle.spark.session.requirements import context_settings
 
+GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
 OPTION = f"{PREFIX}progress"
 SPARKS_BARS = "spark.ui.showConsoleProgress"
 PERIOD = 0.5  # seconds from one look to the next, which takes a few milliseconds
 DELAY = 1.0  # seconds: a stage that takes no longer needs no bar
-MOST_STAGES = 3  # drawn at once in a notebook
+MOST_STAGES = 3  # drawn at once
 LONGEST_NAME = 60  # characters of a stage's name
 MOST_ERRORS = 3  # looks in a row that fail, until the thread ends
 PATIENCE = 2.0  # seconds for the thread to end
@@ -70,64 +73,27 @@ class Display(Protocol):
 # ---- where ------------------------------------------------------------------------------------------------
 
 
-def display_for(settings: Mapping[str, str]) -> Display | None:
-    """Return where to draw; None if nobody looks on. ``settings``: of the SparkContext."""
-    if _notebook_shell() is not None:
-        return NotebookDisplay()
-    has_sparks = settings.get(SPARKS_BARS, "false").strip().lower() == "true"
-    if has_sparks or not sys.stderr.isatty():
-        return None
-    return TerminalDisplay()
+def wants_sparks_bars(settings: Mapping[str, str]) -> bool:
+    """Return whether a session that is about to be created should have Spark's own bars. ``settings``: those
+    that it has so far. What the user has set stays."""
+    is_off = settings.get(OPTION, "auto").strip().lower() != "auto"
+    if is_off or SPARKS_BARS in settings or in_notebook():
+        return False
+    try:
+        return _jvms_error_is_terminal() if GATEWAY in os.environ else sys.stderr.isatty()
+    except (AttributeError, ValueError, OSError):  # there is none, or it is closed
+        return False
 
 
-def _notebook_shell() -> Any:
-    """Return the shell of IPython if it belongs to a notebook; None otherwise."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell if getattr(shell, "kernel", None) is not None else None
+def _jvms_error_is_terminal() -> bool:
+    """Under ``spark-submit``, Python's own standard error is a pipe to the JVM, which started it."""
+    return calls.readlink(f"/proc/{os.getppid()}/fd/2").startswith(("/dev/pts/", "/dev/tty"))
 
 
-class TerminalDisplay:
-    """Draws the stage that has run longest, on one line."""
-
-    def __init__(self) -> None:
-        self._progress: Any = None
-
-    def show(self, stages: Sequence[StageProgress]) -> None:
-        if not stages:
-            if self._progress is not None:
-                self._progress.stop()
-                self._progress = None
-            return
-        if self._progress is None:
-            self._progress = _progress()
-            self._progress.add_task("", label="", count="")
-            self._progress.start()
-        first, more = stages[0], len(stages) - 1
-        count = first.count + (f"; {more} more stage{'s' * (more > 1)}" if more else "")
-        (task,) = self._progress.task_ids
-        self._progress.update(task, completed=first.done, total=first.tasks, label=first.label, count=count)
-        self._progress.refresh()
-
-
-def _progress() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    name = TextColumn("{task.fields[label]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
-    # one line, which nothing but this redraws: what the program prints stays where it is
-    return Progress(
-        name,
-        BarColumn(20),
-        TextColumn("{task.fields[count]}", markup=False, table_column=Column(no_wrap=True)),
-        console=Console(stderr=True),
-        transient=True,
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        expand=True,
-    )
+def in_notebook() -> bool:
+    """Return whether Python is a notebook's."""
+    ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return getattr(ipython() if ipython is not None else None, "kernel", None) is not None
 
 
 class NotebookDisplay:
@@ -163,33 +129,46 @@ def _rest(more: int) -> str:
 
 # ---- the thread -------------------------------------------------------------------------------------------
 
-_watched: set[str] = set()  # applications
+_watched: set[tuple[str, int]] = set()  # applications, by process: a forked one has its parent's
 _lock = threading.Lock()  # of _watched
 
 
 def watch(context: SparkContext | None, option: str, application: str) -> None:
-    """Draw the stages of an application from now on, where somebody looks on. ``context``: None over Spark
+    """Draw the stages of an application from now on, if this is a notebook. ``context``: None over Spark
     Connect, whose client has bars of its own. ``option``: the value of `OPTION`."""
-    if context is None or option.strip().lower() == "off" or application in _watched:
-        return
-    display = display_for(context_settings(context))
-    if display is None:
+    key = application, os.getpid()
+    if context is None or option.strip().lower() != "auto" or key in _watched or not in_notebook():
         return
     with _lock:
-        if application in _watched:
+        if key in _watched:
             return
-        _watched.add(application)
-    watcher = _Watcher(context, display)
-    ApplicationEnd.of(context, application).before(watcher.end)
-    watcher.start()
+        _watched.add(key)
+    try:
+        watcher = Watcher(context.statusTracker(), NotebookDisplay())
+        watcher.start()
+        ApplicationEnd.of(context, application).before(watcher.end)
+    except Exception as error:  # such as a system that starts no more threads
+        _log.debug("there are no bars: %r", error)
 
 
-class _Watcher:
+class Tracker(Protocol):
+    """What is asked of `pyspark.StatusTracker`."""
+
+    def getActiveStageIds(self) -> list[int]: ...
+
+    def getStageInfo(self, stageId: int) -> Any: ...
+
+
+class Watcher:
     """Looks which stages run, and draws them."""
 
-    def __init__(self, context: SparkContext, display: Display) -> None:
-        self._tracker = context.statusTracker()
+    def __init__(
+        self, tracker: Tracker, display: Display, period: float = PERIOD, delay: float = DELAY
+    ) -> None:
+        self._tracker = tracker
         self._display = display
+        self._period = period
+        self._delay = delay
         self._began: dict[int, float] = {}  # when a stage was seen first
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sortshuffle-progress", daemon=True)
@@ -198,30 +177,33 @@ class _Watcher:
         self._thread.start()
 
     def end(self) -> None:
-        """End the thread, and leave no bar."""
+        """End the thread, which clears its bars, and wait for that, but not for long."""
         self._ended.set()
         self._thread.join(PATIENCE)
 
     def _run(self) -> None:
         errors = 0
-        while not self._ended.wait(PERIOD):
-            try:
-                self._display.show(self._stages())
-                errors = 0
-            except Exception as error:  # of Py4J, of the terminal or of the notebook
-                _log.debug("bars cannot be drawn: %r", error)
-                errors += 1
-                if errors == MOST_ERRORS:
-                    return
-        self._display.show([])
+        while errors < MOST_ERRORS and not self._ended.wait(self._period):
+            errors = 0 if self._drawn(self._look) else errors + 1
+        self._drawn(list)
 
-    def _stages(self) -> list[StageProgress]:
+    def _drawn(self, look: Callable[[], list[StageProgress]]) -> bool:
+        """Draw what a look finds. Return whether that went well."""
+        try:
+            self._display.show(look())
+        except Exception as error:  # of Py4J, or of the notebook
+            _log.debug("bars cannot be drawn: %r", error)
+            return False
+        return True
+
+    def _look(self) -> list[StageProgress]:
         """Return the stages that have run for some time, the oldest first."""
         now = time.monotonic()
-        active = sorted(self._tracker.getActiveStageIds())
+        active = self._tracker.getActiveStageIds()
         self._began = {number: self._began.get(number, now) for number in active}
-        old = [number for number in active if now - self._began[number] >= DELAY]
-        found = [(number, self._tracker.getStageInfo(number)) for number in old]
+        old = [number for number in active if now - self._began[number] >= self._delay]
+        in_order = sorted(old, key=lambda number: (self._began[number], number))
+        found = [(number, self._tracker.getStageInfo(number)) for number in in_order]
         return [
             StageProgress(number, str(info.name), info.numCompletedTasks, info.numTasks, info.numFailedTasks)
             for number, info in found

@@ -24,6 +24,7 @@ from sortshuffle.spark.manager.launch import launch, temporary_directory
 from sortshuffle.spark.manager.settings import is_local
 from sortshuffle.spark.session import unix_sockets
 from sortshuffle.spark.session.java import dict_of
+from sortshuffle.spark.session.progress import SPARKS_BARS, wants_sparks_bars
 from sortshuffle.version import __version__
 
 UNKNOWN_SETTING = "SQL_CONF_NOT_FOUND"  # Spark's name of the error
@@ -49,7 +50,7 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     off if ``spark.sortshuffle.manager`` says so, or if something speaks against it; the log says what.
     Return the builder.
 
-    This also makes Python stages faster:
+    This also sets what makes Python stages faster, and shows how far they are:
 
     * Unix sockets between the JVM and Python workers, unless their paths would be too long
       (`unix_sockets`): the latency of a Python task is some 26 ms over loopback TCP, and about 5 ms over a
@@ -58,6 +59,8 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
       the first ``python3`` on the path. A session that is created from Python reads only that variable, and
       no setting, so this call sets the variable.
     * The workers' allocator keeps freed memory for some seconds instead of milliseconds.
+    * Spark draws its progress bars in a terminal also under ``spark-submit``
+      (`sortshuffle.spark.session.progress`).
     * Workers that run the driver's Python on its host start sooner, where the manager is on:
       `sortshuffle.spark.worker.daemon` forks them.
 
@@ -82,6 +85,8 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     wanted = {f"spark.executorEnv.{ALLOCATOR_VARIABLE}": ALLOCATOR_DELAY}
     if unix_sockets.takes_sockets(before, os.environ, temporary_directory()):
         wanted[unix_sockets.ENABLED] = "true"
+    if wants_sparks_bars(before):
+        wanted[SPARKS_BARS] = "true"
     return builder.config(map={key: value for key, value in wanted.items() if key not in before})
 
 

@@ -1,9 +1,10 @@
 """A notebook without a browser, in a process of its own, because Jupyter's client leaves its event loop open:
 
-    python notebook_client.py FILE < cell
+    python notebook_client.py FILE < cells
 
-Runs the cell in a new kernel, makes FILE when the cell has displayed something, and prints the result as
-JSON: ``shown``, the HTML of each display in their order, and ``printed``, what the cell printed.
+The cells are a JSON list. Runs them one after the other in a new kernel, makes FILE when one has displayed
+something, and prints a JSON list of results: ``shown``, the HTML of each display below the cell in their
+order, and ``printed``, what the cell printed.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def run(client: Any, cell: str, path: Path) -> dict[str, Any]:
     while True:
         message = client.get_iopub_msg(timeout=PATIENCE)
         kind, content = message["msg_type"], message["content"]
-        if kind in ("display_data", "update_display_data"):
+        is_of_cell = message["parent_header"].get("msg_id") == number
+        if kind in ("display_data", "update_display_data") and is_of_cell:
             shown.append(content["data"]["text/html"])
             path.touch()
         elif kind == "stream" and content["name"] == "stdout":
             printed += content["text"]
         elif kind == "error":
             printed += content["evalue"]
-        is_of_cell = message["parent_header"].get("msg_id") == number
         if kind == "status" and content["execution_state"] == "idle" and is_of_cell:
             return {"shown": shown, "printed": printed}
 
@@ -46,7 +47,7 @@ def main() -> None:
     client.start_channels()
     try:
         client.wait_for_ready(timeout=PATIENCE)
-        print(json.dumps(run(client, sys.stdin.read(), path)))
+        print(json.dumps([run(client, cell, path) for cell in json.load(sys.stdin)]))
     finally:
         client.stop_channels()
         manager.shutdown_kernel()

@@ -72,6 +72,25 @@ def test_one_that_fails_hinders_no_other(
     assert "on purpose" in caplog.text
 
 
+def test_the_context_stops_even_if_one_is_interrupted(context: Context, said: list[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    end_of(context).before(interrupt)
+    end_of(context).after(saying(said, "after"))
+    with pytest.raises(KeyboardInterrupt):
+        context.stop()
+    assert said == ["stop", "after"]
+
+
+def test_one_that_comes_after_the_end_is_called_at_once(context: Context, said: list[str]) -> None:
+    end = end_of(context)
+    context.stop()
+    end.before(saying(said, "before"))
+    end.after(saying(said, "after"))
+    assert said == ["stop", "before", "after"]
+
+
 def test_a_stop_within_the_stop_returns(context: Context, said: list[str]) -> None:
     """As a signal's handler does, which runs in the thread that stops."""
     end_of(context).before(context.stop)

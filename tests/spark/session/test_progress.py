@@ -1,5 +1,5 @@
-"""Progress bars: in a real terminal, and in a real notebook's Python. A stage's task waits for a file, which
-the test makes when it has seen the stage's bar."""
+"""Progress bars: Spark's in a real terminal, and ours in a real notebook's Python. The tasks of a stage wait
+for a file, which the test makes when it has seen the stage's bar."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyspark
 import pytest
 from engine import ENVIRONMENT
 
 from sortshuffle.spark.session import progress
-from sortshuffle.spark.session.progress import LONGEST_NAME, StageProgress, display_for
+from sortshuffle.spark.session.progress import LONGEST_NAME, StageProgress, Watcher, wants_sparks_bars
 
 PATIENCE = 120  # seconds
-JOB = """
+SESSION = """
 import os, time
 import sortshuffle
 from pyspark.sql import SparkSession
 spark = sortshuffle.session(
     SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config(map={settings})
 )
+"""
+JOB = """
 df = spark.range(0, 100, 1, 4)
 def wait(batches):
     yield from batches
@@ -34,23 +40,26 @@ def wait(batches):
         time.sleep(0.05)
 print(df.mapInArrow(wait, df.schema).count())
 """
-
-
-def job(path: Path, **settings: str) -> str:
-    every = {"spark.ui.showConsoleProgress": "false"}
-    every |= {f"spark.{name.replace('_', '.')}": value for name, value in settings.items()}
-    return JOB.format(settings=every, path=str(path))
+CLEARED = """
+import threading
+(bars,) = [each for each in threading.enumerate() if each.name == "sortshuffle-progress"]
+shown = bars._target.__self__._display
+until = time.monotonic() + 60
+while shown._handle is not None and time.monotonic() < until:
+    time.sleep(0.05)
+print("cleared" if shown._handle is None else "not cleared")
+"""
 
 
 class Terminal:
     """A program whose standard error is a terminal."""
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, command: list[str]) -> None:
         ours, theirs = pty.openpty()
         self._ours = ours
         self.shown = ""
         self.program = subprocess.Popen(
-            [sys.executable, "-c", code],
+            command,
             env={**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "80"},
             stdout=subprocess.PIPE,
             stderr=theirs,
@@ -69,63 +78,135 @@ class Terminal:
         self.shown += more.decode(errors="replace")
         return bool(more)
 
+    def wait_for(self, text: str) -> None:
+        """Until it is shown, the program ends, or patience does."""
+        until = time.monotonic() + PATIENCE
+        while text not in self.shown and time.monotonic() < until and self.read():
+            pass
+
     def finish(self) -> str:
         """Return what the program printed."""
-        while self.read():
-            pass
+        self.wait_for("nothing shows this")
         os.close(self._ours)
-        printed, _ = self.program.communicate(timeout=PATIENCE)
-        return printed
+        try:
+            return self.program.communicate(timeout=PATIENCE)[0]
+        finally:
+            self.program.kill()
 
 
-def test_a_terminal_shows_the_stage_that_runs(tmp_path: Path) -> None:
-    path = tmp_path / "go"
-    terminal = Terminal(job(path))
-    until = time.monotonic() + PATIENCE
-    while "/4 tasks" not in terminal.shown and time.monotonic() < until and terminal.read():
-        pass
+def test_spark_submit_shows_sparks_bars(tmp_path: Path) -> None:
+    path, job = tmp_path / "go", tmp_path / "job.py"
+    job.write_text(SESSION.format(settings={}) + JOB.format(path=str(path)) + "spark.stop()\n")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    terminal = Terminal([str(submit), str(job)])
+    terminal.wait_for("[Stage 0:")
     path.touch()
-    assert terminal.finish() == "100\n"
-    assert re.search(r"stage \d+: .+ 0/4 tasks", terminal.shown), terminal.shown[-2000:]
-    # the line is cleared when nothing runs
-    assert terminal.shown.rstrip("\r\n").endswith(("\x1b[2K", "\x1b[?25h")), repr(terminal.shown[-200:])
+    assert terminal.finish() == "100\n", terminal.shown[-2000:]
+    assert "[Stage 0:" in terminal.shown
 
 
-def test_bars_can_be_turned_off(tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
-    terminal = Terminal(job(tmp_path / "go", sortshuffle_progress="off"))
-    assert terminal.finish() == "100\n"
-    assert " tasks" not in terminal.shown
+@pytest.mark.parametrize(
+    ("is_terminal", "settings", "are_wanted"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {progress.OPTION: "off"}, False),
+        (True, {progress.SPARKS_BARS: "false"}, False),
+        (True, {progress.SPARKS_BARS: "true"}, False),
+    ],
+)
+def test_sparks_bars_are_turned_on_where_somebody_looks_on(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, settings: dict[str, str], are_wanted: bool
+) -> None:
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: is_terminal)
+    assert wants_sparks_bars(settings) == are_wanted
 
 
-def test_a_notebook_shows_the_stage_below_the_cell(tmp_path: Path) -> None:
-    path = tmp_path / "go"
+def test_without_standard_error_nobody_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress.sys, "stderr", None)
+    assert not wants_sparks_bars({})
+
+
+def cells(path: Path, *written: str) -> list[dict[str, Any]]:
+    """Run the cells in a notebook. Return what each showed and printed."""
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("notebook_client.py"), path],
-        input=job(path) + "spark.stop()\n",
+        input=json.dumps(written),
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE,
         check=True,
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["printed"] == "100\n"
-    first, *_, last = found["shown"]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_notebook_shows_the_stage_below_the_cell(tmp_path: Path) -> None:
+    path = tmp_path / "go"
+    session, job, _ = cells(
+        path, SESSION.format(settings={}), JOB.format(path=str(path)) + CLEARED, "spark.stop()"
+    )
+    assert session == {"shown": [], "printed": ""}
+    assert job["printed"] == "100\ncleared\n"
+    first, *_, last = job["shown"]
     assert re.match(r'<div><progress value="\d" max="4"></progress> \d/4 tasks, stage \d+: ', first)
     assert last == ""
 
 
-@pytest.mark.parametrize(
-    ("is_terminal", "sparks", "is_drawn"),
-    [(True, "false", True), (True, "true", False), (False, "false", False), (True, None, True)],
-)
-def test_nothing_is_drawn_where_spark_does_or_nobody_looks_on(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, sparks: str | None, is_drawn: bool
-) -> None:
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: is_terminal)
-    settings = {} if sparks is None else {progress.SPARKS_BARS: sparks}
-    assert (display_for(settings) is not None) == is_drawn
+def test_bars_can_be_turned_off(tmp_path: Path) -> None:
+    off = "import threading\nprint([t.name for t in threading.enumerate() if 'progress' in t.name])\n"
+    begin = SESSION.format(settings={"spark.sortshuffle.progress": "off"})
+    (cell,) = cells(tmp_path / "go", begin + off + "spark.stop()\n")
+    assert cell == {"shown": [], "printed": "[]\n"}
+
+
+# ---- the thread -------------------------------------------------------------------------------------------
+
+
+class Stages:
+    """A tracker of stages, and a display that a test waits for."""
+
+    def __init__(self, *looks: list[int]) -> None:
+        self._looks = [*looks]
+        self.drawn: list[list[int]] = []
+
+    def getActiveStageIds(self) -> list[int]:
+        if not self._looks:
+            raise ConnectionError("the JVM has ended")
+        return self._looks.pop(0)
+
+    def getStageInfo(self, stageId: int) -> Any:
+        names = ("name", "numCompletedTasks", "numTasks", "numFailedTasks")
+        return SimpleNamespace(**dict(zip(names, (f"stage {stageId}", 1, 2, 0), strict=True)))
+
+    def show(self, stages: Sequence[StageProgress]) -> None:
+        self.drawn.append([stage.number for stage in stages])
+
+
+def test_stages_are_drawn_in_the_order_in_which_they_began_and_then_cleared() -> None:
+    stages = Stages([5], [5, 3], [3, 5])
+    watcher = Watcher(stages, stages, period=0.001, delay=0)
+    watcher.start()
+    watcher._thread.join(PATIENCE)  # Spark does not answer any more
+    assert stages.drawn == [[5], [5, 3], [5, 3], []]
+
+
+def test_stages_that_have_just_begun_are_not_drawn() -> None:
+    stages = Stages([5], [5])
+    watcher = Watcher(stages, stages, period=0.001, delay=1000)
+    watcher.start()
+    watcher._thread.join(PATIENCE)
+    assert stages.drawn == [[], [], []]
+
+
+def test_the_end_clears_what_is_drawn() -> None:
+    stages = Stages([5])
+    watcher = Watcher(stages, stages, period=1000, delay=0)
+    watcher.start()
+    watcher.end()
+    assert stages.drawn == [[]]
+    assert not watcher._thread.is_alive()
 
 
 def test_a_stage_is_named_and_counted() -> None:
