@@ -347,8 +347,8 @@ class Options:
         _path,
         "an absolute local path",
         "",
-        "Directory on the driver's host that gets a report when the application ends:"
-        " <application>.html. Empty: no report. Needs matplotlib.",
+        "Directory on the driver's host that gets a report when the application ends, named after its id."
+        " Empty: no report. Needs matplotlib.",
     )
     progress: str = _option(
         "auto",

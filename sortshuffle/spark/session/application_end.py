@@ -71,7 +71,7 @@ class ApplicationEnd:
             if not self._is_over:
                 functions.append(function)
                 return
-        function()  # the context is stopping
+        _call_all([function])  # the context has stopped
 
     def stop(self) -> None:
         """Stop the context, between the functions. Safe to call again: another thread waits until it has
@@ -86,6 +86,7 @@ class ApplicationEnd:
             try:
                 _call_all(self._before)
             finally:
+                self._before.clear()  # an interrupt has left some: they need a context that runs
                 try:
                     self._stop_context()
                 finally:
@@ -109,8 +110,10 @@ class ApplicationEnd:
         with _lock:
             _ends.pop(self._key, None)
             self._is_over = True
-        _call_all(self._before)  # of those that came meanwhile
-        _call_all(self._after)
+        try:
+            _call_all(self._before)  # those that were added meanwhile
+        finally:
+            _call_all(self._after)
 
 
 def _call_all(functions: list[Callable[[], None]]) -> None:

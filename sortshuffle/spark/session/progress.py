@@ -8,7 +8,7 @@ run (`SparkContext.statusTracker`), and draws them below the cell.
 
 Rules
 * A stage is drawn when it has run for a second. Bars vanish when nothing runs.
-* Bars are never the reason why something fails. Where Spark no longer answers, the thread ends.
+* Bars are never the reason why something fails. If Spark fails to answer several times, the thread ends.
 * The thread ends with Python, or is waited for before the SparkContext stops, but not for long.
 """
 
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,8 +67,12 @@ class StageProgress:
 class Display(Protocol):
     """Where bars are drawn."""
 
-    def show(self, stages: Sequence[StageProgress]) -> None:
-        """Draw the stages in place of those before. Without any, leave nothing."""
+    def show(self, stages: Sequence[StageProgress], more: int) -> None:
+        """Draw the stages in place of those before, and how many more there are. Without any, leave
+        nothing."""
+
+    def close(self) -> None:
+        """Draw nothing any more."""
 
 
 # ---- where ------------------------------------------------------------------------------------------------
@@ -92,28 +97,70 @@ def _jvms_error_is_terminal() -> bool:
 
 def in_notebook() -> bool:
     """Return whether Python is a notebook's."""
+    return notebook_shell() is not None
+
+
+def notebook_shell() -> Any:
+    """Return the shell of IPython if it belongs to a notebook; None otherwise."""
     ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return getattr(ipython() if ipython is not None else None, "kernel", None) is not None
+    shell = ipython() if ipython is not None else None
+    return shell if getattr(shell, "kernel", None) is not None else None
 
 
 class NotebookDisplay:
-    """Draws up to three stages below the cell that runs."""
+    """Draws below the cell that runs. A cell has one output for all its bars, which is empty when it ends.
 
-    def __init__(self) -> None:
-        self._handle: Any = None
+    The thread of the cell and that of the watcher call it. ``_lock`` is held while they draw."""
 
-    def show(self, stages: Sequence[StageProgress]) -> None:
-        if not stages and self._handle is None:
-            return
-        from IPython.display import HTML, display
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._lock = threading.Lock()
+        self._handle: Any = None  # of the output
+        self._cell: int | None = None  # the number of the output's cell
+        self._is_drawn = False
+        shell.events.register("post_run_cell", self._cell_ended)
 
-        drawn = HTML("".join(map(_bar, stages[:MOST_STAGES])) + _rest(len(stages) - MOST_STAGES))
+    def show(self, stages: Sequence[StageProgress], more: int) -> None:
+        with self._lock:
+            if not stages:
+                self._clear()
+                return
+            cell = self._shell.execution_count
+            if cell != self._cell:
+                self._clear()
+                self._handle, self._cell = None, cell
+            self._draw(_drawing(stages, more))
+            self._is_drawn = True
+
+    def close(self) -> None:
+        with suppress(ValueError):  # it was closed before
+            self._shell.events.unregister("post_run_cell", self._cell_ended)
+
+    def _cell_ended(self, result: Any) -> None:
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._is_drawn:
+            self._draw({"text/html": "", "text/plain": ""})
+            self._is_drawn = False
+
+    def _draw(self, drawing: dict[str, str]) -> None:
+        from IPython.display import display
+
         if self._handle is None:
-            self._handle = display(drawn, display_id=True)
+            self._handle = display(drawing, raw=True, display_id=True)
         else:
-            self._handle.update(drawn)
-        if not stages:
-            self._handle = None  # the next ones belong to another cell
+            self._handle.update(drawing, raw=True)
+
+
+def _drawing(stages: Sequence[StageProgress], more: int) -> dict[str, str]:
+    """Return the bars by type, for front ends with HTML and for others."""
+    lines = [f"{stage.count}, {stage.label}" for stage in stages]
+    return {
+        "text/html": "".join(map(_bar, stages)) + (f"<div>{_rest(more)}</div>" if more else ""),
+        "text/plain": "\n".join([*lines, *([_rest(more)] if more else [])]),
+    }
 
 
 def _bar(stage: StageProgress) -> str:
@@ -124,7 +171,7 @@ def _bar(stage: StageProgress) -> str:
 
 
 def _rest(more: int) -> str:
-    return f"<div>and {more} more stage{'s' * (more > 1)}</div>" if more > 0 else ""
+    return f"and {more} more stage{'s' * (more > 1)}"
 
 
 # ---- the thread -------------------------------------------------------------------------------------------
@@ -144,7 +191,7 @@ def watch(context: SparkContext | None, option: str, application: str) -> None:
             return
         _watched.add(key)
     try:
-        watcher = Watcher(context.statusTracker(), NotebookDisplay())
+        watcher = Watcher(context.statusTracker(), NotebookDisplay(notebook_shell()))
         watcher.start()
         ApplicationEnd.of(context, application).before(watcher.end)
     except Exception as error:  # such as a system that starts no more threads
@@ -180,32 +227,34 @@ class Watcher:
         """End the thread, which clears its bars, and wait for that, but not for long."""
         self._ended.set()
         self._thread.join(PATIENCE)
+        self._display.close()
 
     def _run(self) -> None:
         errors = 0
         while errors < MOST_ERRORS and not self._ended.wait(self._period):
             errors = 0 if self._drawn(self._look) else errors + 1
-        self._drawn(list)
+        self._drawn(lambda: ([], 0))
 
-    def _drawn(self, look: Callable[[], list[StageProgress]]) -> bool:
+    def _drawn(self, look: Callable[[], tuple[list[StageProgress], int]]) -> bool:
         """Draw what a look finds. Return whether that went well."""
         try:
-            self._display.show(look())
+            self._display.show(*look())
         except Exception as error:  # of Py4J, or of the notebook
             _log.debug("bars cannot be drawn: %r", error)
             return False
         return True
 
-    def _look(self) -> list[StageProgress]:
-        """Return the stages that have run for some time, the oldest first."""
+    def _look(self) -> tuple[list[StageProgress], int]:
+        """Return the stages that have run for some time, those that began first, and how many more."""
         now = time.monotonic()
         active = self._tracker.getActiveStageIds()
         self._began = {number: self._began.get(number, now) for number in active}
         old = [number for number in active if now - self._began[number] >= self._delay]
         in_order = sorted(old, key=lambda number: (self._began[number], number))
-        found = [(number, self._tracker.getStageInfo(number)) for number in in_order]
-        return [
+        found = [(number, self._tracker.getStageInfo(number)) for number in in_order[:MOST_STAGES]]
+        stages = [
             StageProgress(number, str(info.name), info.numCompletedTasks, info.numTasks, info.numFailedTasks)
             for number, info in found
             if info is not None
         ]
+        return stages, len(in_order) - len(found)

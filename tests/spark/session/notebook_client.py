@@ -22,13 +22,16 @@ PATIENCE = 120  # seconds
 def run(client: Any, cell: str, path: Path) -> dict[str, Any]:
     number = client.execute(cell)
     shown: list[str] = []
+    outputs: set[str] = set()
     printed = ""
     while True:
         message = client.get_iopub_msg(timeout=PATIENCE)
         kind, content = message["msg_type"], message["content"]
         is_of_cell = message["parent_header"].get("msg_id") == number
-        if kind in ("display_data", "update_display_data") and is_of_cell:
-            shown.append(content["data"]["text/html"])
+        if kind == "display_data" and is_of_cell:
+            outputs.add(content["transient"]["display_id"])
+        if kind in ("display_data", "update_display_data") and content["transient"]["display_id"] in outputs:
+            shown.append(content["data"]["text/html"])  # an update goes to the cell of its output
             path.touch()
         elif kind == "stream" and content["name"] == "stdout":
             printed += content["text"]

@@ -77,6 +77,7 @@ def test_the_context_stops_even_if_one_is_interrupted(context: Context, said: li
         raise KeyboardInterrupt
 
     end_of(context).before(interrupt)
+    end_of(context).before(saying(said, "needs the context"))
     end_of(context).after(saying(said, "after"))
     with pytest.raises(KeyboardInterrupt):
         context.stop()

@@ -10,6 +10,7 @@ import re
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,15 +40,6 @@ def wait(batches):
     while not os.path.exists({path!r}):
         time.sleep(0.05)
 print(df.mapInArrow(wait, df.schema).count())
-"""
-CLEARED = """
-import threading
-(bars,) = [each for each in threading.enumerate() if each.name == "sortshuffle-progress"]
-shown = bars._target.__self__._display
-until = time.monotonic() + 60
-while shown._handle is not None and time.monotonic() < until:
-    time.sleep(0.05)
-print("cleared" if shown._handle is None else "not cleared")
 """
 
 
@@ -118,6 +110,7 @@ def test_spark_submit_shows_sparks_bars(tmp_path: Path) -> None:
 def test_sparks_bars_are_turned_on_where_somebody_looks_on(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, settings: dict[str, str], are_wanted: bool
 ) -> None:
+    monkeypatch.delenv(progress.GATEWAY, raising=False)
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: is_terminal)
     assert wants_sparks_bars(settings) == are_wanted
 
@@ -142,13 +135,14 @@ def cells(path: Path, *written: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_notebook_shows_the_stage_below_the_cell(tmp_path: Path) -> None:
+def test_a_notebook_shows_the_stage_below_the_cell_until_that_ends(tmp_path: Path) -> None:
     path = tmp_path / "go"
-    session, job, _ = cells(
-        path, SESSION.format(settings={}), JOB.format(path=str(path)) + CLEARED, "spark.stop()"
+    session, job, other, _ = cells(
+        path, SESSION.format(settings={}), JOB.format(path=str(path)), "print(1)", "spark.stop()"
     )
     assert session == {"shown": [], "printed": ""}
-    assert job["printed"] == "100\ncleared\n"
+    assert other == {"shown": [], "printed": "1\n"}
+    assert job["printed"] == "100\n"
     first, *_, last = job["shown"]
     assert re.match(r'<div><progress value="\d" max="4"></progress> \d/4 tasks, stage \d+: ', first)
     assert last == ""
@@ -165,11 +159,13 @@ def test_bars_can_be_turned_off(tmp_path: Path) -> None:
 
 
 class Stages:
-    """A tracker of stages, and a display that a test waits for."""
+    """A tracker of stages, and the display of what a watcher makes of them."""
 
     def __init__(self, *looks: list[int]) -> None:
         self._looks = [*looks]
-        self.drawn: list[list[int]] = []
+        self.drawn: list[tuple[list[int], int]] = []
+        self.has_drawn = threading.Event()
+        self.is_closed = False
 
     def getActiveStageIds(self) -> list[int]:
         if not self._looks:
@@ -180,16 +176,20 @@ class Stages:
         names = ("name", "numCompletedTasks", "numTasks", "numFailedTasks")
         return SimpleNamespace(**dict(zip(names, (f"stage {stageId}", 1, 2, 0), strict=True)))
 
-    def show(self, stages: Sequence[StageProgress]) -> None:
-        self.drawn.append([stage.number for stage in stages])
+    def show(self, stages: Sequence[StageProgress], more: int) -> None:
+        self.drawn.append(([stage.number for stage in stages], more))
+        self.has_drawn.set()
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def test_stages_are_drawn_in_the_order_in_which_they_began_and_then_cleared() -> None:
-    stages = Stages([5], [5, 3], [3, 5])
+    stages = Stages([5], [5, 3], [3, 5], [9, 8, 7, 6, 5])
     watcher = Watcher(stages, stages, period=0.001, delay=0)
     watcher.start()
     watcher._thread.join(PATIENCE)  # Spark does not answer any more
-    assert stages.drawn == [[5], [5, 3], [5, 3], []]
+    assert stages.drawn == [([5], 0), ([5, 3], 0), ([5, 3], 0), ([5, 6, 7], 2), ([], 0)]
 
 
 def test_stages_that_have_just_begun_are_not_drawn() -> None:
@@ -197,15 +197,18 @@ def test_stages_that_have_just_begun_are_not_drawn() -> None:
     watcher = Watcher(stages, stages, period=0.001, delay=1000)
     watcher.start()
     watcher._thread.join(PATIENCE)
-    assert stages.drawn == [[], [], []]
+    assert stages.drawn == [([], 0)] * 3
 
 
 def test_the_end_clears_what_is_drawn() -> None:
-    stages = Stages([5])
-    watcher = Watcher(stages, stages, period=1000, delay=0)
+    stages = Stages(*[[5]] * 1_000_000)
+    watcher = Watcher(stages, stages, period=0.001, delay=0)
     watcher.start()
+    assert stages.has_drawn.wait(PATIENCE)
     watcher.end()
-    assert stages.drawn == [[]]
+    assert stages.drawn[0] == ([5], 0)
+    assert stages.drawn[-1] == ([], 0)
+    assert stages.is_closed
     assert not watcher._thread.is_alive()
 
 
@@ -216,10 +219,11 @@ def test_a_stage_is_named_and_counted() -> None:
 
 
 def test_names_in_a_notebook_are_only_text() -> None:
-    drawn = progress._bar(StageProgress(3, "<script>", 1, 2, 0))
-    assert drawn == '<div><progress value="1" max="2"></progress> 1/2 tasks, stage 3: &lt;script&gt;</div>'
-    assert [progress._rest(number) for number in (0, 1, 2)] == [
-        "",
-        "<div>and 1 more stage</div>",
-        "<div>and 2 more stages</div>",
-    ]
+    drawn = progress._drawing([StageProgress(3, "<script>", 1, 2, 0)], 0)
+    assert drawn == {
+        "text/html": '<div><progress value="1" max="2"></progress> 1/2 tasks, stage 3: &lt;script&gt;</div>',
+        "text/plain": "1/2 tasks, stage 3: <script>",
+    }
+    more = progress._drawing([StageProgress(3, "x", 1, 2, 0)], 2)
+    assert more["text/html"].endswith("<div>and 2 more stages</div>")
+    assert more["text/plain"] == "1/2 tasks, stage 3: x\nand 2 more stages"

@@ -71,7 +71,8 @@ def outside(page: Path) -> list[Path]:
     """What a page links to that is there, but not in docs/."""
     text = FENCED.sub("", page.read_text())
     targets = [(page.parent / path).resolve() for path, _ in LINK.findall(text)]
-    return [each for each in targets if not each.is_relative_to(ROOT / "docs") and each.exists()]
+    in_clone = [each for each in targets if each.is_relative_to(ROOT) and each.exists()]
+    return [each for each in in_clone if not each.is_relative_to(ROOT / "docs")]
 
 
 def contents(path: Path) -> list[Path]:
@@ -98,7 +99,7 @@ def shown(path: Path) -> str:
             for each in contents(path)
         ]
         return title + "".join(f"* [`{name}`]({link})\n" for name, link in links)
-    return f"{title}````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}````\n"
+    return f"{title}````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n````\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -121,7 +122,7 @@ def breakable(name: re.Match[str]) -> str:
 def leads_to(source: Path, name: str, link: re.Match[str]) -> str:
     """Where a link of a source leads, from the page that the site has of the source."""
     target = (source.parent / link[1]).resolve()
-    if not target.exists():
+    if not (target.exists() and target.is_relative_to(ROOT)):
         return link[0]  # which mkdocs refuses
     inside = target.is_relative_to(ROOT / "docs")
     page = target.relative_to(ROOT / "docs").as_posix() if inside else page_of(target)
