@@ -3,8 +3,8 @@
 In a terminal Spark draws its own, on the standard error of the JVM, if ``spark.ui.showConsoleProgress`` is
 true. Under ``spark-submit`` it is not, so `configure` sets it (`wants_sparks_bars`).
 
-In a notebook, the standard error of the JVM is not the notebook's. So here a thread asks Spark which stages
-run (`SparkContext.statusTracker`), and draws them below the cell.
+In a notebook Spark's are lines of text, if the notebook catches them at all. So here a thread asks Spark
+which stages run (`SparkContext.statusTracker`), and draws them below the cell.
 
 Rules
 * A stage is drawn when it has run for a second. Bars vanish when nothing runs.

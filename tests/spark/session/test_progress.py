@@ -91,10 +91,10 @@ def test_spark_submit_shows_sparks_bars(tmp_path: Path) -> None:
     job.write_text(SESSION.format(settings={}) + JOB.format(path=str(path)) + "spark.stop()\n")
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     terminal = Terminal([str(submit), str(job)])
-    terminal.wait_for("[Stage 0:")
+    terminal.wait_for("[Stage ")
     path.touch()
     assert terminal.finish() == "100\n", terminal.shown[-2000:]
-    assert "[Stage 0:" in terminal.shown
+    assert "[Stage " in terminal.shown
 
 
 @pytest.mark.parametrize(
