@@ -383,7 +383,7 @@ def _print_exchange(out: ConsoleOutput, exchange: ExchangeFiles) -> None:
         outputs += f" of {plural(maps, 'map task')}"
     subpartitions = plural(exchange.subpartitions, "subpartition")
     out.gap()
-    out.line(f"{exchange.name.capitalize()} of {exchange.application or 'an unnamed application'}", "bold")
+    out.line(exchange.title, "bold")
     out.line(f"{outputs}, {subpartitions}, {_totals(exchange.totals)}")
     out.gap()
     _print_skew(out, exchange.bytes, exchange.records)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 
 from sortshuffle import calls
@@ -13,6 +12,7 @@ from sortshuffle.cli.exchanges import Listing
 from sortshuffle.cli.unseen import PassedOver
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.homes.small_files import replace_file
 from sortshuffle.report.application import ApplicationRun
 from sortshuffle.report.findings import Findings
 from sortshuffle.report.page import MOST_EXCHANGES, NotShown, Report
@@ -59,19 +59,10 @@ def check_can_write(path: str) -> None:
 def write_page(path: str, page: bytes, *, is_private: bool) -> None:
     """Write a page, which is there whole or not at all. ``is_private``: for this user only, as what it was
     made from was encrypted. Raises `UsageError` if it cannot be written."""
-    partial = f"{path}.{os.getpid()}"
     try:
-        descriptor = calls.open(partial, _NEW, 0o600 if is_private else 0o666)
-        with calls.open_file(descriptor, "wb") as file:
-            file.write(page)
-        calls.replace(partial, path)
+        replace_file(path, page, 0o600 if is_private else 0o666)
     except OSError as error:
-        with suppress(OSError):
-            calls.unlink(partial)
         raise UsageError(f"the page cannot be written: {error}") from error
-
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_private(findings: Sequence[Findings]) -> bool:

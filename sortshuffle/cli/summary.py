@@ -53,7 +53,7 @@ _MOST_WIDTH = 100  # columns of running text on a terminal
 def _print_exchange(out: ConsoleOutput, findings: Findings) -> None:
     files, totals = findings.files, findings.files.totals
     out.gap()
-    out.line(f"{files.name.capitalize()} of {files.application or 'an unnamed application'}", "bold")
+    out.line(files.title, "bold")
     read = format_size(totals.bytes / totals.extents) if totals.extents else "0 B"
     out.fields(
         [

@@ -1,4 +1,5 @@
-"""Small JSON files that processes of a host share: a reader finds the old value or the new one.
+"""Small files that are replaced as a whole: a reader finds the old content or the new one. Most are JSON that
+processes of a host share.
 
 Standard library only: the janitor and the supervisor use it, too.
 """
@@ -17,18 +18,23 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_json(path: str, value: Any, mode: int = 0o666) -> None:
+    """Replace the file as `replace_file` does, by a value as JSON."""
+    replace_file(path, json.dumps(value).encode(), mode)
+
+
+def replace_file(path: str, content: bytes, mode: int = 0o666) -> None:
     """Replace the file as a whole. Several processes may call it, each from one thread at a time. ``mode``:
     of the file, less the umask. Raises OSError, and leaves no partial file then."""
     partial = f"{path}.{os.getpid()}"
     try:
         descriptor = calls.open(partial, _NEW, mode)
         try:
-            opened = calls.open_file(descriptor, "w", encoding="utf-8")
+            opened = calls.open_file(descriptor, "wb")
         except BaseException:
             calls.close(descriptor)
             raise
         with opened:  # which closes the descriptor
-            json.dump(value, opened)
+            opened.write(content)
         calls.replace(partial, path)
     except BaseException:
         with suppress(OSError):

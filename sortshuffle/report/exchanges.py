@@ -47,6 +47,11 @@ class ExchangeFiles:
         return f"{kind} {self.number}"
 
     @property
+    def title(self) -> str:
+        """What a heading calls it."""
+        return f"{self.name.capitalize()} of {self.application or 'an unnamed application'}"
+
+    @property
     def map_outputs(self) -> int:
         return len(self.bases)
 

@@ -100,9 +100,7 @@ def _advice(body: Element, report: Report) -> None:
 
 def _exchange(body: Element, findings: Findings, name: str) -> None:
     files = findings.files
-    add(
-        body, "h2", "chapter", f"{files.name.capitalize()} of {files.application or 'an unnamed application'}"
-    )
+    add(body, "h2", "chapter", files.title)
     _cards(add(body, "div", "cards"), findings)
     if files.totals.bytes:
         _pictures(body, findings, name)

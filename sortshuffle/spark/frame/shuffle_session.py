@@ -74,8 +74,9 @@ class ShuffleSession(SparkSession):
         session = cls(plain.sparkContext, plain._jsparkSession)
         session._plain_session = plain
         session._profiler_collector = plain._profiler_collector
-        option = settings_of(plain).get(progress.OPTION, "auto")
-        progress.watch(plain.sparkContext, option, plain.sparkContext.applicationId)
+        if progress.in_notebook():  # elsewhere nothing is asked of the JVM
+            option = settings_of(plain).get(progress.OPTION, "auto")
+            progress.watch(plain.sparkContext, option, plain.sparkContext.applicationId)
         return session
 
     @property

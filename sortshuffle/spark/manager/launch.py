@@ -30,7 +30,7 @@ from sortshuffle.spark.manager.settings import DRIVER_CLASS_PATH, JARS, MANAGER
 
 SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 MASTER = "MASTER"
-_GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
+GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
 _DEFAULTS_FILE = "spark-defaults.conf"
 _MEANINGS = {"--jars": JARS, "--driver-class-path": DRIVER_CLASS_PATH, "--master": "spark.master"}
 _LOADS_DEFAULTS = "--load-spark-defaults"
@@ -50,7 +50,7 @@ class Launch:
 def has_jvm() -> bool:
     """Return whether this process has a JVM of Spark's."""
     context = sys.modules.get("pyspark.core.context")
-    return _GATEWAY in os.environ or (context is not None and context.SparkContext._gateway is not None)
+    return GATEWAY in os.environ or (context is not None and context.SparkContext._gateway is not None)
 
 
 def launch() -> Launch:
@@ -59,7 +59,7 @@ def launch() -> Launch:
     if not has_jvm():
         return launch_of(os.environ)
     settings = _settings_of_jvm()
-    if _GATEWAY not in os.environ:
+    if GATEWAY not in os.environ:
         settings[MANAGER] = launch_of(os.environ).settings.get(MANAGER, "auto")
     return Launch(settings)
 

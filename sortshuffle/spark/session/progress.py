@@ -29,9 +29,9 @@ from pyspark import SparkContext
 
 from sortshuffle import calls
 from sortshuffle.options import PREFIX
+from sortshuffle.spark.manager.launch import GATEWAY
 from sortshuffle.spark.session.application_end import ApplicationEnd
 
-GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
 OPTION = f"{PREFIX}progress"
 SPARKS_BARS = "spark.ui.showConsoleProgress"
 PERIOD = 0.5  # seconds from one look to the next, which takes a few milliseconds
